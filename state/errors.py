@@ -1,0 +1,50 @@
+"""What this package refuses. Every error carries its facts as fields and says them in one sentence."""
+
+from __future__ import annotations
+
+
+class StateError(Exception):
+    """Base of all errors of this package; by itself: a wrong use of the books, such as releasing a page twice."""
+
+
+class CapacityError(StateError):
+    """A pool cannot give what was asked. Nothing was taken from it."""
+
+    def __init__(self, pool: str, wanted: int, free: int) -> None:
+        super().__init__(f"{pool}: {wanted} wanted, {free} free")
+        self.pool = pool
+        self.wanted = wanted
+        self.free = free
+
+
+class CoverageError(StateError):
+    """A plane does not cover what the frontier needs, so the state cannot be used."""
+
+    def __init__(self, plane: str, has: object, needs: object) -> None:
+        super().__init__(f"coverage of {plane} is {has}, but the frontier needs {needs}")
+        self.plane = plane
+        self.has = has
+        self.needs = needs
+
+
+class FormatError(StateError):
+    """Bytes are no encoded checkpoint, or a damaged one, or not one of this geometry. `place` says where."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.place = place
+        self.problem = problem
+
+
+class FingerprintMismatch(StateError):
+    """State was made by something else than what would go on from it. `None` stands for an absent field."""
+
+    def __init__(self, field: str, stored: str | int | None, here: str | int | None) -> None:
+        super().__init__(f"fingerprint field {field} is {_shown(stored)} in the stored state, but {_shown(here)} here")
+        self.field = field
+        self.stored = stored
+        self.here = here
+
+
+def _shown(value: str | int | None) -> str:
+    return "absent" if value is None else repr(value)
