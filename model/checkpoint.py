@@ -1,0 +1,181 @@
+"""Reading weights: one `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+
+Names are those of the bare text model, whatever wrapper saved the file: `layers.0.input_layernorm.weight`,
+`embed_tokens.weight`, `norm.weight`, `lm_head.weight`. Tensors come one at a time and own their memory, so that a
+loader may convert and drop each before it reads the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from model.errors import ModelError
+from model.fields import Fields, read_json
+
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+_FLOATING = ("BF16", "F16", "F32")
+_SAMPLE_BYTES = 4096
+
+# A drafter with any of these computes something else than the specification's: it is refused, never half loaded.
+_FOREIGN_DRAFT_TENSORS = {
+    "lm_head": "a drafter uses the target's head",
+    "embed_tokens": "a drafter uses the target's embedding",
+    "d2t": "a drafter uses the target's whole vocabulary",
+    "t2d": "a drafter uses the target's whole vocabulary",
+    "mask_embedding": "a drafter's mask is a row of the target's embedding",
+    "mask_hidden": "a drafter's mask is a row of the target's embedding",
+}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor lies: its file, its name there, its shape and safetensors dtype."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Checkpoint:
+    """The tensors of one model directory."""
+
+    def __init__(self, directory: Path, files: tuple[Path, ...], stored: dict[str, _Stored]) -> None:
+        self.directory = directory
+        self._files = files
+        self._stored = stored
+        self._asked: set[str] = set()
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """Reads the headers of all files. Raises ModelError for a missing, truncated or corrupt one."""
+        files = _weight_files(directory)
+        stored: dict[str, _Stored] = {}
+        for file in files:
+            with _opened(file) as handle:
+                for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
+                    part = handle.get_slice(name)
+                    public = _public(name)
+                    if public in stored:
+                        raise ModelError(f"{file}: tensor {name} is there twice, also as {stored[public].name}")
+                    stored[public] = _Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+        return cls(directory, files, stored)
+
+    @classmethod
+    def open_draft(cls, directory: Path) -> Checkpoint:
+        """`open` for a drafter: also refuses, by name, tensors that no DFlash drafter of the specification has."""
+        checkpoint = cls.open(directory)
+        for public, where in checkpoint._stored.items():
+            for part in public.split("."):
+                if part in _FOREIGN_DRAFT_TENSORS:
+                    raise ModelError(
+                        f"{where.file}: tensor {where.name} is not supported: {_FOREIGN_DRAFT_TENSORS[part]}"
+                    )
+        return checkpoint
+
+    def names(self) -> tuple[str, ...]:
+        """All names, wrapper prefixes stripped, sorted."""
+        return tuple(sorted(self._stored))
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor in its stored dtype (bfloat16, float16 or float32), on the CPU, in memory of its own.
+
+        A name without `.weight` also finds `name.weight` (both spellings of codebooks exist). Raises ModelError if it
+        is missing, or has another shape than `shape`.
+        """
+        found = self._find(name)
+        if found is None:
+            raise ModelError(f"{self.directory}: tensor {name} of shape {list(shape)} is missing")
+        where = self._stored[found]
+        if where.shape != tuple(shape):
+            raise ModelError(
+                f"{where.file}: tensor {where.name} has shape {list(where.shape)}, but the config asks for {list(shape)}"
+            )
+        if where.dtype not in _FLOATING:
+            raise ModelError(f"{where.file}: tensor {where.name} is {where.dtype}, but must be one of {_FLOATING}")
+        self._asked.add(found)
+        with _opened(where.file) as handle:
+            return handle.get_tensor(where.name).clone()
+
+    def unused(self) -> tuple[str, ...]:
+        """Names that nobody has asked for so far, sorted: worth one log line after loading."""
+        return tuple(sorted(self._stored.keys() - self._asked))
+
+    def weights_sha256(self) -> str:
+        """Identifies the weights without reading all of them.
+
+        Covers each file's size and header (names, dtypes, shapes, offsets) and the first 4096 bytes of every tensor,
+        so that two trainings of one geometry differ, while 50 GB take about a second.
+        """
+        digest = hashlib.sha256()
+        for file in self._files:
+            try:
+                with file.open("rb") as stream:
+                    (length,) = struct.unpack("<Q", stream.read(8))
+                    header = stream.read(length)
+                    digest.update(struct.pack("<QQ", file.stat().st_size, length))
+                    digest.update(header)
+                    for name, entry in sorted(json.loads(header).items()):
+                        if name != "__metadata__":
+                            begin, end = entry["data_offsets"]
+                            stream.seek(8 + length + begin)
+                            digest.update(stream.read(min(end - begin, _SAMPLE_BYTES)))
+            except (OSError, ValueError, struct.error) as error:
+                raise ModelError(f"{file} cannot be read: {error}") from None
+        return digest.hexdigest()
+
+    def _find(self, name: str) -> str | None:
+        return next((n for n in (name, f"{name}.weight") if n in self._stored), None)
+
+
+def _public(name: str) -> str:
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _weight_files(directory: Path) -> tuple[Path, ...]:
+    if not directory.is_dir():
+        raise ModelError(f"model directory {directory} does not exist")
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        single = directory / "model.safetensors"
+        if not single.exists():
+            raise ModelError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
+        return (single,)
+    fields = Fields(str(index), read_json(index))
+    weight_map = fields.mapping("weight_map")
+    if not weight_map:
+        fields.fail("weight_map is missing or empty")
+    names = {str(name) for name in weight_map.values()}
+    for name in sorted(names):
+        # A shard is a plain file beside the index: an index cannot make us read elsewhere.
+        if Path(name).name != name:
+            fields.fail(f"weight_map names the file {name!r}, but shards must lie beside the index")
+        if not (directory / name).is_file():
+            fields.fail(f"shard {name} is missing (weight_map names {len(names)} files)")
+    return tuple(directory / name for name in sorted(names))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as handle:
+            yield handle
+    except SafetensorError as error:
+        raise ModelError(f"{file} is truncated or corrupt: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None
