@@ -1,0 +1,35 @@
+"""One torch thread, and Triton kernels on the CPU where there is no card. Both must be settled before Triton loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+_undo = None
+if INTERPRETED:
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1")
+    os.environ["TRITON_INTERPRET"] = "1"
+    from tests import triton_interpreter
+
+    _undo = triton_interpreter.install()
+
+
+@pytest.fixture
+def plain_interpreter() -> Iterator[None]:
+    """Triton's interpreter without our bfloat16 patch, to show what the patch is for."""
+    if _undo is None:
+        pytest.skip("Triton runs on a card here")
+    _undo()
+    yield
+    triton_interpreter.install()
