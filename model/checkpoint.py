@@ -101,7 +101,7 @@ class Checkpoint:
         where = self._stored[found]
         if where.shape != tuple(shape):
             raise ModelError(
-                f"{where.file}: tensor {where.name} has shape {list(where.shape)}, but the config asks for {list(shape)}"
+                f"{where.file}: tensor {where.name} has shape {list(where.shape)}, but the config says {list(shape)}"
             )
         if where.dtype not in _FLOATING:
             raise ModelError(f"{where.file}: tensor {where.name} is {where.dtype}, but must be one of {_FLOATING}")

@@ -130,7 +130,7 @@ def load_target_config(directory: Path) -> TargetConfig:
     _refuse_foreign_target(fields, outer)
 
     num_layers = fields.integer("num_hidden_layers")
-    layer_types = fields.choices("layer_types", ("linear_attention", "full_attention"))
+    layer_types: tuple[Any, ...] | None = fields.choices("layer_types", ("linear_attention", "full_attention"))
     if layer_types is None:
         interval = fields.integer("full_attention_interval", 4)
         layer_types = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers))
@@ -376,6 +376,6 @@ def _target_layer_ids(fields: Fields, num_target_layers: int | None, num_layers:
         fields.fail("target_layer_ids is empty, but must name at least one target layer")
     if boundaries is not None and boundaries != tuple(i + 1 for i in ids):
         fields.fail(
-            f"eagle_aux_hidden_state_layer_ids is {list(boundaries)}, but must be one above target_layer_ids {list(ids)}"
+            f"eagle_aux_hidden_state_layer_ids is {list(boundaries)}, but must be target_layer_ids {list(ids)} plus one"
         )
     return ids

@@ -38,8 +38,8 @@ class RotaryConfig:
 def read_rotary(fields: Fields, head_dim: int, max_positions: int, *, partial: bool) -> RotaryConfig:
     """`rope_parameters`, or the older `rope_theta` beside `rope_scaling`.
 
-    With `partial` the target's partial factor and MRoPE sections count; a drafter's rotary is always over the full head,
-    so that both are ignored there when they leaked from a target's config.
+    With `partial` the target's partial factor and MRoPE sections count. A drafter's rotary is always over the full
+    head, so that both are ignored there when they leaked from a target's config.
     """
     parameters = fields.mapping("rope_parameters") or fields.mapping("rope_scaling") or {}
     rope = Fields(f"{fields.label}: rope_parameters", parameters)
@@ -60,7 +60,7 @@ def read_rotary(fields: Fields, head_dim: int, max_positions: int, *, partial: b
     dim = int(head_dim * factor)
     if not 2 <= dim <= head_dim or dim % 2:
         rope.fail(
-            f"partial_rotary_factor {factor:g} of head_dim {head_dim} gives {dim} rotated dimensions, not an even number"
+            f"partial_rotary_factor {factor:g} of head_dim {head_dim} gives {dim} dimensions, which must be even"
         )
     sections = rope.ids("mrope_section")
     if sections is not None and (len(sections) != 3 or sum(sections) != dim // 2):

@@ -87,7 +87,8 @@ def _reduction(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def patched(self: Any, tensors: tuple[tl.tensor, ...]) -> list[tl.tensor]:
         wide = tuple(
-            tl.tensor(_wide(x.handle), tl.block_type(tl.float32, x.shape)) if _is_bf16(x.handle) else x for x in tensors
+            tl.tensor(_wide(x.handle), tl.block_type(tl.float32, list(x.shape))) if _is_bf16(x.handle) else x
+            for x in tensors
         )
         results = original(self, wide)
         results = list(results) if isinstance(results, list | tuple) else [results]
