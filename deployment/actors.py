@@ -1,0 +1,224 @@
+"""The application's detached actors, thin shells around `Directory` and `HostStore`, and how a process talks to them.
+
+They outlive replicas and redeployments; their names carry the application and the protocol's version, so that a new
+version never talks to an old actor. `remove` ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployment.directory import Directory
+from deployment.host_store import Held, HostStore, Image, Receipt
+from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
+from deployment.wire import HandedOver
+from state.codec import read_manifest
+
+PROTOCOL = 1
+NAMESPACE = "dflash-serve"
+ANSWER_SECONDS = 10.0
+
+log = logging.getLogger("ray.serve")
+
+
+def _prefix(app: str) -> str:
+    return f"{app}/v{PROTOCOL}/"
+
+
+def _store_prefix(app: str) -> str:
+    return _prefix(app) + "host-store/"
+
+
+def _named(prefix: str) -> list[str]:
+    """Names of the live actors of our namespace that begin with `prefix`."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)]
+
+
+def next_incarnation(app: str, now: float) -> int:
+    """A number that no directory of this application had before: written to the GCS before the first grant."""
+    prefix = f"dflash-serve/{app}/incarnation/"
+    seen = [int(key.decode().removeprefix(prefix)) for key in internal_kv._internal_kv_list(prefix)]
+    incarnation = max(int(now), max(seen, default=0) + 1)
+    # True: the key was there already, so another directory has just taken this number.
+    while internal_kv._internal_kv_put(f"{prefix}{incarnation}", b"", overwrite=False):
+        incarnation += 1
+    return incarnation
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=5)
+class DirectoryActor:
+    """One for each application, on the head node. See `Directory`."""
+
+    def __init__(self, app: str) -> None:
+        now = time.time()
+        self._directory = Directory(next_incarnation(app, now))
+        for name in _named(_store_prefix(app)):
+            try:
+                index: tuple[Held, ...] = ray.get(ray.get_actor(name, NAMESPACE).index.remote(), timeout=ANSWER_SECONDS)
+            except (RayActorError, ray.exceptions.GetTimeoutError, ValueError):
+                continue
+            node = name.removeprefix(_store_prefix(app))
+            for held in index:
+                self._directory.restore(
+                    held.key, held.owner, Copy(node, held.epoch, held.order, held.frontier), now
+                )  # fmt: skip
+
+    def locate(self, key: SessionKey) -> Placement | None:
+        return self._directory.locate(key)
+
+    def sessions(self, tenant: str) -> tuple[Placement, ...]:
+        return self._directory.sessions(tenant)
+
+    def claim(self, key: SessionKey, replica: str, expected: Epoch | None) -> Grant | Conflict:
+        return self._directory.claim(key, replica, expected, time.time())
+
+    def abandon(self, key: SessionKey, epoch: Epoch) -> bool:
+        return self._directory.abandon(key, epoch)
+
+    def record_copy(self, key: SessionKey, copy: Copy) -> bool:
+        return self._directory.record_copy(key, copy, time.time())
+
+    def delete(self, key: SessionKey) -> Placement | None:
+        return self._directory.delete(key, time.time())
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=5)
+class HostStoreActor:
+    """One on each node that has replicas. See `HostStore`. Checkpoints cross as uint8 arrays, which Ray shares."""
+
+    def __init__(self, budget: int) -> None:
+        self._store = HostStore(budget, read_manifest)
+
+    def put(
+        self,
+        key: SessionKey,
+        owner: str,
+        epoch: Epoch,
+        order: int,
+        kinds: tuple[str, ...],
+        frontiers: tuple[int, ...],
+        *blobs: np.ndarray,
+    ) -> Receipt:
+        # The arrays are views of objects that die with their owner: they are copied before the receipt.
+        images = tuple(
+            Image(kind, frontier, blob.tobytes())
+            for kind, frontier, blob in zip(kinds, frontiers, blobs, strict=True)
+        )  # fmt: skip
+        return self._store.put(key, owner, epoch, order, images)
+
+    def seal(self, key: SessionKey, epoch: Epoch) -> tuple[int, HandedOver] | None:
+        held = self._store.seal(key, epoch)
+        if held is None:
+            return None
+        return held.order, HandedOver(
+            held.epoch,
+            tuple(image.kind for image in held.images),
+            tuple(image.frontier for image in held.images),
+            tuple(np.frombuffer(image.blob, np.uint8) for image in held.images),
+        )
+
+    def delete(self, key: SessionKey, epoch: Epoch) -> None:
+        self._store.delete(key, epoch)
+
+    def index(self) -> tuple[Held, ...]:
+        return self._store.index()
+
+
+class Cluster:
+    """The detached actors of one application, as one replica or ingress sees them. Starts those that are missing."""
+
+    def __init__(self, app: str, host_store_bytes: int) -> None:
+        self._app = app
+        self._host_store_bytes = host_store_bytes
+        self.node = ray.get_runtime_context().get_node_id()
+        self._directory: Any = DirectoryActor.options(
+            name=f"{_prefix(app)}directory",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            resources={"node:__internal_head__": 0.001},
+        ).remote(app)
+        self._store: Any = None
+
+    def start_host_store(self) -> None:
+        """The store of this process's own node, for replicas."""
+        self._store = HostStoreActor.options(
+            name=_store_prefix(self._app) + self.node,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self.node, soft=False),
+        ).remote(self._host_store_bytes)
+
+    async def locate(self, key: SessionKey) -> Placement | None:
+        return await self._directory.locate.remote(key)
+
+    async def sessions(self, tenant: str) -> tuple[Placement, ...]:
+        return await self._directory.sessions.remote(tenant)
+
+    async def claim(self, key: SessionKey, replica: str, expected: Epoch | None) -> Grant | Conflict:
+        return await self._directory.claim.remote(key, replica, expected)
+
+    async def abandon(self, key: SessionKey, epoch: Epoch) -> None:
+        await self._directory.abandon.remote(key, epoch)
+
+    async def delete(self, key: SessionKey) -> Placement | None:
+        """Deletes a session in the directory and in every host store."""
+        placement = await self._directory.delete.remote(key)
+        if placement is not None:
+            await self._all_stores("delete", key, placement.epoch)
+        return placement
+
+    async def seal(self, key: SessionKey, epoch: Epoch) -> HandedOver | None:
+        """Shuts out older owners in every host store that answers, and gives the newest state that any of them has."""
+        answers = await self._all_stores("seal", key, epoch)
+        held = [answer for answer in answers if answer is not None]
+        return max(held, key=lambda answer: (answer[1].epoch, answer[0]))[1] if held else None
+
+    async def put(self, key: SessionKey, owner: str, order: int, state: HandedOver) -> Receipt:
+        """Writes Host replicas to this node's store and tells the directory where they are."""
+        receipt: Receipt = await self._store.put.remote(
+            key, owner, state.epoch, order, state.kinds, state.frontiers, *state.blobs
+        )
+        if receipt.accepted:
+            copy = Copy(self.node, state.epoch, order, max(state.frontiers))
+            if not await self._directory.record_copy.remote(key, copy):
+                return Receipt(False, f"session {key} has another owner than {owner}", fenced=True)
+        return receipt
+
+    async def _all_stores(self, method: str, *args: Any) -> list[Any]:
+        """Answers of all host stores; those that are dead or silent are left out."""
+        names = await asyncio.to_thread(_named, _store_prefix(self._app))
+
+        async def ask(name: str) -> Any:
+            actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            return await _within(getattr(actor, method).remote(*args))
+
+        answers = await asyncio.gather(*(ask(name) for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                log.warning("host store %s did not answer %s: %s", name, method, answer)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _within(answer: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(answer, ANSWER_SECONDS)
+
+
+def remove(app: str) -> int:
+    """Ends all detached actors of an application, of every protocol version. Returns how many there were."""
+    names = _named(f"{app}/v")
+    for name in names:
+        ray.kill(ray.get_actor(name, NAMESPACE))
+    return len(names)

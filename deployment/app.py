@@ -1,0 +1,37 @@
+"""The Ray Serve application: `serve run deployment.app:build`, or a config file of `deployment/configs/`."""
+
+from __future__ import annotations
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from deployment.ingress import Ingress
+from deployment.replica import EngineReplica
+from deployment.settings import AppArgs
+
+
+def build(args: AppArgs) -> serve.Application:
+    """One ingress in front of `args.replicas` engines."""
+    engines = serve.deployment(
+        EngineReplica,
+        name="EngineReplica",
+        num_replicas=args.replicas,
+        ray_actor_options=args.ray_actor_options,
+        # Turns queue in the engine, which knows its lanes; Serve should not hold any back.
+        max_ongoing_requests=1024,
+        request_router_config=RequestRouterConfig(request_router_class="deployment.router:SessionRouter"),
+        health_check_period_s=1 if args.device == "cpu" else 5,
+        health_check_timeout_s=30,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=60,
+        max_constructor_retry_count=2,
+    )
+    ingress = serve.deployment(
+        Ingress,
+        name="Ingress",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=4096,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=60,
+    )
+    return ingress.bind(engines.bind(args), args)

@@ -1,0 +1,64 @@
+"""What a client is told: one sentence, the field at fault, and a code that stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployment.engine import errors as engine
+
+STATUS_OF_CODE = {
+    engine.INVALID_REQUEST: 400,
+    engine.CONTEXT_LENGTH_EXCEEDED: 400,
+    engine.OVERLOADED: 429,
+    engine.UNKNOWN_SESSION: 404,
+    engine.BAD_STATE: 503,
+    engine.INTERNAL_ERROR: 500,
+}
+
+_TYPE_OF_STATUS = {400: "invalid_request_error", 404: "invalid_request_error", 409: "conflict_error",
+                   422: "invalid_request_error", 429: "rate_limit_error", 503: "unavailable_error"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A refusal as a value, so that a user's mistake crosses replicas without an exception and its traceback."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The OpenAI error object."""
+        kind = _TYPE_OF_STATUS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class RequestError(Exception):
+    """Raised inside one process; `refused` is what the client gets."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.refused = Refused(status, code, message, param)
+
+
+def invalid(message: str, param: str | None = None) -> RequestError:
+    return RequestError(400, engine.INVALID_REQUEST, message, param)
+
+
+def unknown_session(session: str) -> RequestError:
+    """The same for a session that never was, was deleted, or belongs to another tenant."""
+    return RequestError(404, "session_not_found", f"session {session!r} does not exist", "session")
+
+
+def session_busy(session: str, what: str) -> RequestError:
+    return RequestError(409, "session_busy", f"session {session!r} is busy: {what}", "session")
+
+
+def session_unavailable(session: str, why: str) -> RequestError:
+    return RequestError(503, "session_unavailable", f"session {session!r} cannot be continued now: {why}", "session")
+
+
+def of_engine(code: str, message: str, param: str | None) -> Refused:
+    return Refused(STATUS_OF_CODE.get(code, 500), code, message, param)

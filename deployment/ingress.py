@@ -1,0 +1,368 @@
+"""The HTTP interface: OpenAI chat completions, sessions, models, health."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+
+from deployment.actors import Cluster
+from deployment.errors import Refused, RequestError, invalid, unknown_session
+from deployment.openai_format import Completion, sse, sse_error
+from deployment.ownership import Placement, SessionKey
+from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse
+from deployment.settings import AppArgs
+from deployment.wire import (
+    Adopted,
+    Closed,
+    Delta,
+    Opened,
+    ReplicaInfo,
+    Route,
+    SessionInfo,
+    TurnEvent,
+    TurnRequest,
+)
+
+ATTEMPTS = 3
+"""How often a turn is tried whose replica died before it published anything."""
+
+api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
+
+
+@api.exception_handler(RequestError)
+async def _on_request_error(request: Request, error: RequestError) -> JSONResponse:
+    return refusal(error.refused)
+
+
+@api.exception_handler(HTTPException)
+async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+
+
+def refusal(refused: Refused) -> JSONResponse:
+    headers = {"retry-after": "1"} if refused.status in (429, 503) else {}
+    return JSONResponse(refused.body, refused.status, headers)
+
+
+def tenant_of(request: Request) -> str:
+    """Who asks: a digest of the key in the Authorization header, "" without one."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    key = key.strip() if scheme.lower() == "bearer" else scheme
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def session_name(name: str, param: str) -> str:
+    if not 1 <= len(name) <= 128 or not all("!" <= character <= "~" for character in name):
+        raise invalid(f"{param}: a session's name has 1 to 128 visible ASCII characters, got {name[:140]!r}", param)
+    return name
+
+
+async def document_of(request: Request, *, empty: bool = False) -> Any:
+    body = await request.body()
+    if empty and not body:
+        return {}
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise invalid(f"the request body is not JSON: {error}") from None
+
+
+@serve.ingress(api)
+class Ingress:
+    """Validates, finds the session's owner, and writes what the owner says."""
+
+    def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
+        self._engine = engine
+        self._model = args.model_id
+        self._cluster = Cluster(args.app_name, args.host_store_bytes)
+
+    # ------------------------------------------------------------------------------------------------ turns
+
+    @api.post("/v1/chat/completions")
+    async def chat_completions(self, request: Request) -> Response:
+        body = parse(TurnBody, await document_of(request))
+        name = request.headers.get("x-session-id")
+        key = None if name is None else SessionKey(tenant_of(request), session_name(name, "x-session-id"))
+        require = request.headers.get("x-session-require")
+        if require not in (None, "existing"):
+            raise invalid(f"x-session-require: must be 'existing', got {require!r}", "x-session-require")
+        if require is not None and key is None:
+            raise invalid("x-session-require: needs an x-session-id", "x-session-require")
+        return await self._turn(body, "history", key, must_exist=require is not None)
+
+    @api.post("/v1/sessions/{name}/turns")
+    async def append_turn(self, request: Request, name: str) -> Response:
+        key = await self._existing(request, name)
+        return await self._turn(parse(TurnBody, await document_of(request)), "append", key, must_exist=True)
+
+    async def _turn(self, body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> Response:
+        if body.model is not None and body.model != self._model:
+            raise RequestError(
+                404, "model_not_found", f"model: {body.model!r} is not served; {self._model!r} is", "model"
+            )
+        events = self._events(turn_request(body, mode, key, must_exist))
+        # The first event is awaited before anything is sent, so that a refusal keeps its status.
+        first = await anext(events)
+        if not isinstance(first, Opened):
+            await events.aclose()
+            return refusal(first if isinstance(first, Refused) else _NO_TEXT)
+        completion = Completion(f"chatcmpl-{secrets.token_hex(12)}", first)
+        if body.stream:
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            chunks = _chunks(completion, events, with_usage)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=completion.headers)
+        return await _whole(completion, events)
+
+    async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        """Events of a turn. If its replica dies before the first one, another replica is asked."""
+        for attempt in range(ATTEMPTS):
+            placement = await self._cluster.locate(turn.key) if turn.key is not None else None
+            affinity = str(turn.key) if turn.key is not None else turn.turn
+            route = Route(affinity, placement.owner if placement else None, placement)
+            stream = self._engine.options(stream=True).take_turn.remote(route, turn)
+            published = False
+            try:
+                async for event in stream:
+                    published = True
+                    yield event
+                return
+            except RayActorError:
+                if published or attempt + 1 == ATTEMPTS:
+                    message = "the replica that ran this turn is gone; what it had committed before the turn is kept"
+                    yield Refused(503, "replica_lost", message)
+                    return
+            finally:
+                stream.cancel()
+
+    # ------------------------------------------------------------------------------------------------ sessions
+
+    @api.get("/v1/sessions")
+    async def list_sessions(self, request: Request) -> Any:
+        placements = await self._cluster.sessions(tenant_of(request))
+        return {"object": "list", "data": [placement_object(placement) for placement in placements]}
+
+    @api.get("/v1/sessions/{name}")
+    async def get_session(self, request: Request, name: str) -> Any:
+        key = await self._existing(request, name)
+        placement = await self._cluster.locate(key)
+        if placement is None:
+            raise unknown_session(name)
+        known = await self._ask("session_info", self._route(placement), key)
+        document = placement_object(placement)
+        if isinstance(known, SessionInfo):
+            document |= {
+                "tokens": known.tokens,
+                "frontier": known.frontier,
+                "running": known.running,
+                "transcript": list(known.transcript),
+                "turns": list(known.turns),
+            }
+        return document
+
+    @api.delete("/v1/sessions/{name}")
+    async def delete_session(self, request: Request, name: str) -> Any:
+        key = await self._existing(request, name)
+        placement = await self._cluster.locate(key)
+        if placement is None or not await self._ask("delete", self._route(placement), key):
+            raise unknown_session(name)
+        return {"id": name, "object": "session.deleted", "deleted": True}
+
+    @api.post("/v1/sessions/{name}/migrate")
+    async def migrate_session(self, request: Request, name: str) -> Any:
+        key = await self._existing(request, name)
+        body = parse(MigrateBody, await document_of(request, empty=True))
+        placement = await self._cluster.locate(key)
+        if placement is None:
+            raise unknown_session(name)
+        replicas = await self._replicas()
+        target = body.to or _emptiest(replicas, placement.owner)
+        if target not in [replica.replica for replica in replicas]:
+            raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
+        answer = await self._ask("adopt", Route(str(key), target, placement), key)
+        if isinstance(answer, Refused):
+            return refusal(answer)
+        if not isinstance(answer, Adopted):
+            raise RequestError(503, "replica_lost", f"to: replica {target!r} is gone", "to")
+        return {
+            "id": name,
+            "object": "session.migrated",
+            "from": placement.owner,
+            "to": answer.replica,
+            "epoch": str(answer.epoch),
+            "hit": answer.hit,
+            "frontier": answer.frontier,
+        }
+
+    @api.post("/v1/sessions/{name}/fork")
+    async def fork_session(self, request: Request, name: str) -> Any:
+        key = await self._existing(request, name)
+        body = parse(ForkBody, await document_of(request, empty=True))
+        child = SessionKey(key.tenant, secrets.token_hex(16) if body.id is None else session_name(body.id, "id"))
+        placement = await self._cluster.locate(key)
+        if placement is None:
+            raise unknown_session(name)
+        answer = await self._ask("fork", self._route(placement), key, child)
+        if isinstance(answer, Refused):
+            return refusal(answer)
+        return {
+            "id": child.session,
+            "object": "session.forked",
+            "parent": name,
+            "replica": answer.replica,
+            "epoch": str(answer.epoch),
+            "frontier": answer.frontier,
+        }
+
+    async def _existing(self, request: Request, name: str) -> SessionKey:
+        """A name that cannot be one is unknown like any other."""
+        key = SessionKey(tenant_of(request), name)
+        if await self._cluster.locate(key) is None:
+            raise unknown_session(name)
+        return key
+
+    # ------------------------------------------------------------------------------------------------ server
+
+    @api.get("/v1/models")
+    async def list_models(self) -> Any:
+        return {"object": "list", "data": [await self._model_object()]}
+
+    @api.get("/v1/models/{name:path}")
+    async def get_model(self, name: str) -> Any:
+        if name != self._model:
+            raise RequestError(404, "model_not_found", f"model: {name!r} is not served; {self._model!r} is", "model")
+        return await self._model_object()
+
+    async def _model_object(self) -> dict[str, Any]:
+        info: ReplicaInfo = await self._ask("info", Route(self._model))
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "dflash-serve",
+            "max_model_len": info.context_limit,
+            "speculative": info.backend,
+        }
+
+    @api.get("/v1/replicas")
+    async def list_replicas(self) -> Any:
+        return {"object": "list", "data": [replica_object(replica) for replica in await self._replicas()]}
+
+    @api.get("/health")
+    async def health(self) -> Any:
+        return {"status": "ok", "replicas": len(await self._replicas())}
+
+    async def _replicas(self) -> list[ReplicaInfo]:
+        """Replicas that answer. A call to a dead one, not yet noticed by Serve, fails as a whole: ask again."""
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._engine.broadcast("info").results_async(timeout_s=10)
+            except (RayActorError, TimeoutError):
+                continue
+        raise RequestError(503, "unavailable", "the replicas do not answer")
+
+    def _route(self, placement: Placement) -> Route:
+        return Route(str(placement.key), placement.owner, placement)
+
+    async def _ask(self, method: str, route: Route, *args: Any) -> Any:
+        try:
+            return await getattr(self._engine, method).remote(route, *args)
+        except RayActorError:
+            raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again") from None
+
+
+_NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
+
+
+def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> TurnRequest:
+    return TurnRequest(
+        turn=f"turn-{secrets.token_hex(8)}",
+        mode=mode,
+        messages=tuple(message.model_dump(exclude_none=True) for message in body.messages),
+        key=key,
+        must_exist=must_exist,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        max_tokens=body.token_budget,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        drafting=body.drafting,
+        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+    )
+
+
+async def _whole(completion: Completion, events: AsyncIterator[TurnEvent]) -> Response:
+    reasoning, content = [], []
+    async for event in events:
+        if isinstance(event, Delta):
+            reasoning.append(event.reasoning)
+            content.append(event.content)
+        elif isinstance(event, Closed):
+            document = completion.whole("".join(reasoning), "".join(content), event)
+            return JSONResponse(document, headers=completion.headers)
+        elif isinstance(event, Refused):
+            return refusal(event)
+    return refusal(_NO_TEXT)
+
+
+async def _chunks(completion: Completion, events: Any, with_usage: bool) -> AsyncIterator[str]:
+    async with aclosing(events):
+        yield sse(completion.first())
+        async for event in events:
+            if isinstance(event, Delta):
+                yield sse(completion.delta(event))
+            elif isinstance(event, Closed):
+                yield sse(completion.last(event))
+                if with_usage:
+                    yield sse(completion.usage_chunk(event))
+                yield "data: [DONE]\n\n"
+            elif isinstance(event, Refused):
+                yield sse_error(event)
+
+
+def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
+    others = [replica for replica in replicas if replica.replica != owner]
+    if not others:
+        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
+    return min(others, key=lambda replica: replica.sessions).replica
+
+
+def placement_object(placement: Placement) -> dict[str, Any]:
+    return {
+        "id": placement.key.session,
+        "object": "session",
+        "created": placement.created,
+        "updated": placement.updated,
+        "replica": placement.owner,
+        "epoch": str(placement.epoch),
+        "copies": [
+            {"node": copy.node, "epoch": str(copy.epoch), "frontier": copy.frontier} for copy in placement.copies
+        ],
+    }
+
+
+def replica_object(replica: ReplicaInfo) -> dict[str, Any]:
+    return {
+        "id": replica.replica,
+        "object": "replica",
+        "pid": replica.pid,
+        "node": replica.node,
+        "model": replica.model,
+        "backend": replica.backend,
+        "sessions": replica.sessions,
+        "running": replica.running,
+        "engine": replica.engine,
+    }

@@ -1,0 +1,226 @@
+"""The owner's part of `spec/ownership.md`: which sessions this replica holds, how it gets and gives them, their copies.
+
+Thin for now: a session is taken over without waiting for a lease, and Host replicas follow a turn instead of a log of
+its rounds. The fence is whole: what an older owner writes after a takeover is refused by epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from deployment.actors import Cluster
+from deployment.engine.errors import UNKNOWN_SESSION, EngineError
+from deployment.engine.messages import CheckpointKind, Drop, Export, Exported, Hit, Import, Imported
+from deployment.engine.service import EngineService
+from deployment.errors import Refused, RequestError, session_busy, session_unavailable, unknown_session
+from deployment.ownership import Conflict, Placement, SessionKey
+from deployment.session import Session
+from deployment.wire import HandedOver, NotHere
+
+MOVE_SECONDS = 30.0
+"""How long a session that was given away waits for its new owner's word before it takes turns again."""
+
+ALL_KINDS: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit")
+
+log = logging.getLogger("ray.serve")
+
+
+class Peers(Protocol):
+    """The other replicas of this deployment."""
+
+    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused: ...
+
+    async def release(self, placement: Placement) -> None: ...
+
+
+class _Locks:
+    """A lock for each session, for as long as somebody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[SessionKey, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, key: SessionKey) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+
+class SessionKeeper:
+    """All sessions that one replica owns."""
+
+    def __init__(self, replica: str, service: EngineService, cluster: Cluster, peers: Peers) -> None:
+        self._replica = replica
+        self._service = service
+        self._cluster = cluster
+        self._peers = peers
+        self._sessions: dict[SessionKey, Session] = {}
+        self._getting = _Locks()
+        self._copying = _Locks()
+        self._calls = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def running(self) -> int:
+        return sum(session.running is not None for session in self._sessions.values())
+
+    def held(self, key: SessionKey) -> Session | None:
+        return self._sessions.get(key)
+
+    async def acquire(self, key: SessionKey, believed: Placement | None, *, must_exist: bool) -> tuple[Session, Hit]:
+        """Makes this replica the owner, if it is not yet, and brings the state here.
+
+        `believed` is what the caller read from the directory a moment ago. The Hit says where the state came from:
+        `device` if it was here. Raises RequestError: 404, 409 while the owner is busy, 503.
+        """
+        async with self._getting.of(key):
+            held = self._sessions.get(key)
+            if held is not None:
+                if believed is None or believed.epoch != held.epoch:
+                    believed = await self._cluster.locate(key)
+                if believed is not None and believed.epoch == held.epoch:
+                    return held, "device"
+                # Somebody else became the owner, or deleted it, while we could not be reached.
+                await self.forget(held)
+            for _ in range(5):
+                if believed is None:
+                    if must_exist:
+                        raise unknown_session(key.session)
+                    granted = await self._cluster.claim(key, self._replica, None)
+                    if not isinstance(granted, Conflict):
+                        session = self._sessions[key] = Session(key, granted.epoch)
+                        return session, "none"
+                else:
+                    got = await self._take_over(believed)
+                    if not isinstance(got, Conflict):
+                        return got
+                    granted = got
+                believed = granted.current
+            raise session_unavailable(key.session, "its owner changes too quickly")
+
+    async def create(self, key: SessionKey, like: Session) -> Session:
+        """A new session here with the same past. Raises RequestError (409) if the name is taken."""
+        granted = await self._cluster.claim(key, self._replica, None)
+        if isinstance(granted, Conflict):
+            raise RequestError(409, "session_exists", f"session {key.session!r} exists already", "id")
+        session = self._sessions[key] = Session.from_record(
+            key, granted.epoch, {**like.record(), "tenant": key.tenant, "session": key.session}
+        )
+        return session
+
+    async def _take_over(self, placement: Placement) -> tuple[Session, Hit] | Conflict:
+        key = placement.key
+        given: HandedOver | NotHere | Refused = NotHere(self._replica)
+        if placement.owner not in (None, self._replica):
+            given = await self._peers.hand_over(placement)
+            if isinstance(given, Refused):
+                raise RequestError(given.status, given.code, given.message, given.param)
+        grant = await self._cluster.claim(key, self._replica, placement.epoch)
+        if isinstance(grant, Conflict):
+            return grant
+        sealed = await self._cluster.seal(key, grant.epoch)
+        hit: Hit = "host"
+        state = sealed
+        if isinstance(given, HandedOver) and given.blobs:
+            hit, state = "peer", given
+        session = Session(key, grant.epoch, lost=state is None and bool(placement.copies))
+        if state is not None:
+            session = await self._import(session, state, hit)
+            self._sessions[key] = session
+            await self.copy(session, ALL_KINDS)
+        else:
+            hit = "none"
+            self._sessions[key] = session
+        if isinstance(given, HandedOver):
+            await self._peers.release(placement)
+        return session, hit
+
+    async def _import(self, session: Session, state: HandedOver, hit: Hit) -> Session:
+        blobs = tuple(blob.tobytes() for blob in state.blobs)
+        try:
+            imported = await self._service.call(Import(self._call(), session.engine_id, blobs, hit))
+            assert isinstance(imported, Imported)
+            return Session.from_record(session.key, session.epoch, imported.record)
+        except (EngineError, ValueError) as error:
+            # Not kept: the next request finds us the owner without state, and tries the copies again.
+            raise session_unavailable(session.key.session, f"its state cannot be loaded ({error})") from None
+
+    async def give(self, key: SessionKey, placement: Placement) -> HandedOver | NotHere | Refused:
+        """Encodes a session for its next owner, and takes no turn for it until that one has spoken or given up."""
+        session = self._sessions.get(key)
+        if session is None or session.epoch != placement.epoch or session.lost:
+            return NotHere(self._replica)
+        if not await self.idle(session):
+            return session_busy(key.session, "a turn is running; it can be moved between turns").refused
+        session.moving_until = time.monotonic() + MOVE_SECONDS
+        try:
+            return await self._export(session, ALL_KINDS)
+        except EngineError as error:
+            log.warning("session %s could not be exported: %s", key, error)
+            session.moving_until = 0.0
+            return NotHere(self._replica)
+
+    async def idle(self, session: Session) -> bool:
+        """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
+        turn = session.running
+        if turn is not None and turn.abandoned:
+            await turn.ended()
+        return session.running is None and time.monotonic() >= session.moving_until
+
+    async def release(self, key: SessionKey, placement: Placement) -> None:
+        """The new owner has the state."""
+        session = self._sessions.get(key)
+        if session is not None and session.epoch == placement.epoch:
+            await self.forget(session)
+
+    async def forget(self, session: Session) -> None:
+        """Drops what this replica has of a session, on the device too."""
+        if self._sessions.get(session.key) is session:
+            del self._sessions[session.key]
+        await self._service.call(Drop(self._call(), session.engine_id))
+
+    def give_up(self, session: Session) -> None:
+        """Forgets a lost session here, so that the next request looks for its copies again."""
+        self._sessions.pop(session.key, None)
+
+    async def abandon(self, session: Session) -> None:
+        """A new session's first turn was refused: as if it had never been asked for."""
+        await self.forget(session)
+        await self._cluster.abandon(session.key, session.epoch)
+
+    async def copy(self, session: Session, kinds: tuple[CheckpointKind, ...]) -> None:
+        """Writes Host replicas of a session's checkpoints. Raises RequestError (409) if it has a newer owner."""
+        async with self._copying.of(session.key):
+            session.order += 1
+            state = await self._export(session, kinds)
+            if not state.blobs:
+                return
+            receipt = await self._cluster.put(session.key, self._replica, session.order, state)
+        if receipt.fenced:
+            await self.forget(session)
+            raise RequestError(409, "session_moved", f"session {session.key.session!r} has moved: {receipt.reason}")
+        if not receipt.accepted:
+            log.warning("no Host replica of session %s: %s", session.key, receipt.reason)
+
+    async def _export(self, session: Session, kinds: tuple[CheckpointKind, ...]) -> HandedOver:
+        try:
+            exported = await self._service.call(Export(self._call(), session.engine_id, session.record(), kinds))
+        except EngineError as error:
+            if error.code != UNKNOWN_SESSION:
+                raise
+            return HandedOver(session.epoch, (), (), ())  # the device had no room to keep any
+        assert isinstance(exported, Exported)
+        blobs = tuple(np.frombuffer(blob, np.uint8) for blob in exported.blobs)
+        return HandedOver(session.epoch, exported.kinds, exported.frontiers, blobs)
+
+    def _call(self) -> str:
+        return f"{self._replica}-{next(self._calls)}"

@@ -1,0 +1,309 @@
+"""One engine as a Serve replica: prompts in, text out, and the sessions it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+
+from deployment.actors import Cluster
+from deployment.engine import errors as engine_errors
+from deployment.engine.errors import EngineError
+from deployment.engine.messages import Facts, Fork, Inspect, Sampling, Submit
+from deployment.engine.options import EngineOptions
+from deployment.engine.service import EngineService
+from deployment.errors import (
+    Refused,
+    RequestError,
+    invalid,
+    of_engine,
+    session_busy,
+    session_unavailable,
+    unknown_session,
+)
+from deployment.keeper import ALL_KINDS, SessionKeeper
+from deployment.ownership import Placement, SessionKey
+from deployment.running import RunningTurn
+from deployment.session import Session
+from deployment.settings import AppArgs
+from deployment.turns import Prompt, append, full_history, think_is_open
+from deployment.wire import (
+    Adopted,
+    Closed,
+    HandedOver,
+    NotHere,
+    ReplicaInfo,
+    Route,
+    SessionInfo,
+    TurnEvent,
+    TurnRequest,
+)
+
+PEER_SECONDS = 10.0
+
+log = logging.getLogger("ray.serve")
+
+
+def engine_options(args: AppArgs) -> EngineOptions:
+    """The engine's part of the settings."""
+    return EngineOptions(
+        model=args.model,
+        draft=args.draft,
+        backend=args.backend,
+        draft_tokens=args.draft_tokens,
+        device=args.device,
+        dtype=args.dtype,
+        lanes=args.lanes,
+        context=args.context,
+        images=args.images,
+        pages=args.pages,
+        prefill_chunk=args.prefill_chunk,
+        draft_causal=args.draft_causal,
+    )
+
+
+class ServePeers:
+    """Calls to a named replica of the own deployment. Serve has no such call: the callee checks that it was meant."""
+
+    def __init__(self, deployment: str, app: str) -> None:
+        self._handle = serve.get_deployment_handle(deployment, app)
+
+    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused:
+        """A dead or silent owner is NotHere: the host stores are asked next."""
+        owner = placement.owner or ""
+        route = Route(str(placement.key), owner)
+        try:
+            return await asyncio.wait_for(self._call("hand_over", route, placement), PEER_SECONDS)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("replica %s did not hand over %s: %r", owner, placement.key, error)
+            return NotHere(owner)
+
+    async def release(self, placement: Placement) -> None:
+        route = Route(str(placement.key), placement.owner)
+        try:
+            await asyncio.wait_for(self._call("release", route, placement), PEER_SECONDS)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("replica %s was not told that %s has moved: %r", placement.owner, placement.key, error)
+
+    async def _call(self, method: str, route: Route, placement: Placement) -> Any:
+        return await getattr(self._handle, method).remote(route, placement)
+
+
+class EngineReplica:
+    """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
+
+    def __init__(self, args: AppArgs) -> None:
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._model = args.model_id
+        self._service = EngineService.start(engine_options(args))
+        self._cluster = Cluster(args.app_name, args.host_store_bytes)
+        self._cluster.start_host_store()
+        self._keeper = SessionKeeper(
+            self._id, self._service, self._cluster, ServePeers(context.deployment, context.app_name)
+        )
+        self._turns: set[RunningTurn] = set()
+
+    async def check_health(self) -> None:
+        await self._service.call(Inspect(secrets.token_hex(8)))
+
+    async def __del__(self) -> None:
+        self._service.close()
+
+    # ------------------------------------------------------------------------------------------------ turns
+
+    async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnEvent]:
+        """Runs one turn. The last event is a Closed or a Refused; a caller that stops reading cancels the turn."""
+        try:
+            turn = await self._begin(route, request)
+        except RequestError as error:
+            yield error.refused
+            return
+        except EngineError as error:
+            yield of_engine(error.code, error.message, error.param)
+            return
+        try:
+            while True:
+                event = await turn.events.get()
+                yield event
+                if isinstance(event, (Closed, Refused)):
+                    return
+        finally:
+            turn.leave()
+
+    async def _begin(self, route: Route, request: TurnRequest) -> RunningTurn:
+        if request.mode == "history":
+            # Before the session is touched: a prompt that cannot be served must not create one.
+            prompt = self._history_prompt(request)
+        session: Session | None = None
+        if request.key is not None:
+            session, _ = await self._keeper.acquire(
+                request.key, route.placement, must_exist=request.must_exist or request.mode == "append"
+            )
+            if not await self._keeper.idle(session):
+                what = f"turn {session.running.id} is running" if session.running else "it is being moved"
+                raise session_busy(request.key.session, what)
+        if request.mode == "append":
+            prompt = self._append_prompt(request, session)
+        return self._start(request, prompt, session)
+
+    def _history_prompt(self, request: TurnRequest) -> Prompt:
+        service = self._service
+        try:
+            prompt = full_history(
+                service.chat_template, service.tokenizer, request.messages, enable_thinking=request.enable_thinking
+            )
+        except ValueError as error:
+            raise invalid(f"messages: {error}", "messages") from None
+        self._check_length(prompt)
+        return prompt
+
+    def _append_prompt(self, request: TurnRequest, session: Session | None) -> Prompt:
+        if session is None or request.key is None:
+            raise invalid("an append turn needs a session", "session")
+        if session.lost:
+            self._keeper.give_up(session)
+            raise session_unavailable(request.key.session, "no copy of its state was found; send the full history")
+        if not session.ledger:
+            raise unknown_session(request.key.session)
+        service = self._service
+        try:
+            prompt = append(
+                service.chat_template,
+                service.tokenizer,
+                session.ledger,
+                request.messages,
+                think_is_open=think_is_open(service.tokenizer, session.ledger[session.opener :]),
+                enable_thinking=request.enable_thinking,
+            )
+        except ValueError as error:
+            raise invalid(f"messages: {error}", "messages") from None
+        self._check_length(prompt)
+        return prompt
+
+    def _check_length(self, prompt: Prompt) -> None:
+        limit = self._service.context_limit
+        if len(prompt.ids) >= limit:
+            raise RequestError(
+                400,
+                engine_errors.CONTEXT_LENGTH_EXCEEDED,
+                f"messages: the prompt has {len(prompt.ids)} tokens, but the context limit is {limit} tokens, "
+                f"of which at least one must be left for the answer",
+                "messages",
+            )
+
+    def _start(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> RunningTurn:
+        defaults = self._service.generation_defaults
+        sampling = Sampling(
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            # A negative seed names the same 64 bits as its two's complement.
+            seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+        )
+        submit = Submit(
+            turn=request.turn,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            max_tokens=request.max_tokens,
+            stop_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            session=session.engine_id if session else None,
+            stable_boundary=prompt.stable_boundary if session else 0,
+            drafting=request.drafting,
+        )
+        turn = RunningTurn(
+            self._id, self._model, request, submit, prompt, session, self._service, self._keeper, self._turns.discard
+        )
+        self._turns.add(turn)
+        return turn
+
+    # ------------------------------------------------------------------------------------------------ sessions
+
+    async def adopt(self, route: Route, key: SessionKey) -> Adopted | NotHere | Refused:
+        """Brings an existing session here."""
+        if route.replica not in (None, self._id):
+            return NotHere(self._id)
+        try:
+            session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
+        except RequestError as error:
+            return error.refused
+        return Adopted(self._id, session.epoch, hit, session.frontier)
+
+    async def hand_over(self, route: Route, placement: Placement) -> HandedOver | NotHere | Refused:
+        """Gives a session to the replica that asks; `release` follows once that one has it."""
+        if route.replica != self._id:
+            return NotHere(self._id)
+        return await self._keeper.give(placement.key, placement)
+
+    async def release(self, route: Route, placement: Placement) -> None:
+        if route.replica == self._id:
+            await self._keeper.release(placement.key, placement)
+
+    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | Refused:
+        """Gives `child_key` all that the session is now. The child lives here, sharing the parent's pages."""
+        try:
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+            return await self._fork(session, child_key)
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
+
+    async def _fork(self, session: Session, child_key: SessionKey) -> Adopted | Refused:
+        if not await self._keeper.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
+        child = await self._keeper.create(child_key, like=session)
+        try:
+            await self._service.call(Fork(secrets.token_hex(8), session.engine_id, child.engine_id))
+        except EngineError:
+            await self._keeper.abandon(child)
+            raise
+        await self._keeper.copy(child, ALL_KINDS)
+        return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def delete(self, route: Route, key: SessionKey) -> bool:
+        """False if there is no such session. A running turn is cancelled."""
+        session = self._keeper.held(key)
+        if session is not None:
+            if session.running is not None:
+                session.running.leave()
+                await session.running.ended()
+            await self._keeper.forget(session)
+        return await self._cluster.delete(key) is not None
+
+    async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere:
+        """What the owner knows; NotHere if that is not this replica."""
+        session = self._keeper.held(key)
+        if session is None or (route.placement is not None and route.placement.epoch != session.epoch):
+            return NotHere(self._id)
+        return SessionInfo(
+            replica=self._id,
+            epoch=session.epoch,
+            tokens=len(session.ledger),
+            frontier=session.frontier,
+            running=session.running.id if session.running else None,
+            transcript=tuple(session.transcript),
+            turns=tuple(session.turns),
+        )
+
+    async def info(self) -> ReplicaInfo:
+        answer = await self._service.call(Inspect(secrets.token_hex(8)))
+        assert isinstance(answer, Facts)
+        return ReplicaInfo(
+            replica=self._id,
+            pid=os.getpid(),
+            node=self._cluster.node,
+            model=self._model,
+            backend=self._service.options.backend,
+            context_limit=self._service.context_limit,
+            sessions=len(self._keeper),
+            running=len(self._turns),
+            engine=answer.facts,
+        )

@@ -1,0 +1,53 @@
+"""Sends a call to the replica it names, else spreads sessions by rendezvous hash.
+
+Runs in every process that holds a handle, so it keeps no map of its own: the choice follows from the call and from the
+set of replicas alone. The class is pickled by value, with its module, into proxies and replicas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+
+def rendezvous(affinity: str, replicas: Iterable[str]) -> list[str]:
+    """Replicas in the order in which they are tried for `affinity`.
+
+    When a replica comes or goes, only the sessions for which it is first move.
+    """
+
+    def weight(replica: str) -> bytes:
+        return hashlib.blake2b(f"{affinity}\0{replica}".encode(), digest_size=16).digest()
+
+    return sorted(replicas, key=weight, reverse=True)
+
+
+def ranking(affinity: str, wanted: str | None, replicas: Iterable[str]) -> list[str]:
+    """`wanted` first, if it is among the replicas; the rest by rendezvous hash."""
+    order = rendezvous(affinity, replicas)
+    if wanted in order:
+        order.remove(wanted)
+        order.insert(0, wanted)
+    return order
+
+
+class SessionRouter(RequestRouter):
+    """The first argument of each call is a `wire.Route`; a call without one is spread by its request id."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        affinity, wanted = "", None
+        if pending_request is not None:
+            # Without it a full fleet makes the retry loop spin.
+            pending_request.routing_context.should_backoff = True
+            affinity = pending_request.metadata.internal_request_id
+            route = pending_request.args[0] if pending_request.args else None
+            # Duck-typed: this module travels by value and should not drag others along.
+            affinity = getattr(route, "affinity", None) or affinity
+            wanted = getattr(route, "replica", None)
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        # One replica a rank: Serve sorts within a rank by queue length, which would undo the order.
+        return [[by_id[replica]] for replica in ranking(affinity, wanted, by_id)]

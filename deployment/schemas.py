@@ -1,0 +1,178 @@
+"""Request bodies. A field that would change the answer and is not supported is refused by name, never ignored."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from deployment.errors import RequestError, invalid
+
+HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                      "parallel_tool_calls", "prompt_cache_retention"})  # fmt: skip
+"""Fields of the OpenAI interface that do not change the text."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "stop": ([], ""),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+"""Fields that are known but not supported, with the values that ask for nothing. null is always one."""
+
+
+class Message(BaseModel):
+    """One message. Content is a string or a list of text parts; media are refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_only(cls, content: Any) -> Any:
+        if content is None or isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            raise ValueError("content must be a string or a list of parts")
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise ValueError(f"part of type {kind!r} is not supported; only text parts are")
+        return content
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class TemplateOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class TurnBody(BaseModel):
+    """What a chat completion and an append turn have in common."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    messages: list[Message] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    drafting: bool = True
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _finite(cls, temperature: float | None) -> float | None:
+        if temperature is not None and not math.isfinite(temperature):
+            raise ValueError("must be a finite number")
+        return temperature
+
+    @property
+    def token_budget(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class MigrateBody(BaseModel):
+    """`to`: a replica's id; None lets the server choose another one than the owner."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: str | None = None
+
+
+class ForkBody(BaseModel):
+    """`id`: the new session's name; None: one with 128 random bits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse(kind: type[Body], document: Any) -> Body:
+    """Validates a request body, or raises a RequestError that names the first field at fault."""
+    if not isinstance(document, dict):
+        raise invalid(f"the request body must be a JSON object, not {_json_type(document)}")
+    known = {name: value for name, value in document.items() if name in kind.model_fields}
+    for name, value in document.items():
+        if name not in known and not (issubclass(kind, TurnBody) and _asks_nothing(name, value)):
+            raise invalid(f"{name}: {_shown(value)} is not supported", name)
+    try:
+        return kind.model_validate(known)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    if name in HARMLESS:
+        return True
+    # bool is an int to Python: `n: true` is not `n: 1`.
+    return name in NEUTRAL and (
+        value is None or any(value == neutral and _kind(value) == _kind(neutral) for neutral in NEUTRAL[name])
+    )
+
+
+def _kind(value: Any) -> type:
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
+
+
+def _explained(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False)[0]
+    # Members of a union and validators add their own names to the location; the client knows only fields and indices.
+    place = [str(part) for part in first["loc"] if isinstance(part, int) or ("[" not in part and part not in ("str",))]
+    param = ".".join(place)
+    message = first["msg"].removeprefix("Value error, ")
+    return invalid(f"{param}: {message[:1].lower()}{message[1:]}, got {_shown(first['input'])}", param)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,67 @@
+"""What a deployment is told: one pydantic model for `serve run`, `serve deploy` and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from model import DEMO
+
+Backend = Literal["none", "dflash", "dflash2"]
+
+
+class AppArgs(BaseModel):
+    """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
+
+    `draft_tokens` None: the draft checkpoint's block size - 1. `context` None: the model's. `num_cpus` None: 0.1 a
+    replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    app_name: str = Field("dflash", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    model: Path = DEMO / "target"
+    model_name: str | None = None
+    draft: Path | None = None
+    backend: Backend = "dflash2"
+    draft_tokens: int | None = Field(None, ge=1, le=15)
+    draft_causal: Literal["auto", "true", "false"] = "auto"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lanes: int = Field(4, ge=1, le=256)
+    context: int | None = Field(None, ge=2)
+    images: int = Field(64, ge=1)
+    pages: int | None = Field(None, ge=1)
+    prefill_chunk: int = Field(512, ge=1)
+    replicas: int = Field(2, ge=1)
+    num_cpus: float | None = Field(None, ge=0)
+    host_store_bytes: int = Field(1 << 30, ge=1 << 20)
+
+    @model_validator(mode="after")
+    def _choose_draft(self) -> AppArgs:
+        if self.backend == "none":
+            if self.draft is not None:
+                raise ValueError(f"draft: {self.draft} is given, but backend is none; choose dflash or dflash2")
+            if self.draft_tokens is not None:
+                raise ValueError(f"draft_tokens: {self.draft_tokens} is given, but backend is none")
+        elif self.draft is None:
+            if self.model != DEMO / "target":
+                raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
+            self.draft = DEMO / self.backend
+        for name, directory in (("model", self.model), ("draft", self.draft)):
+            if directory is not None and not directory.is_dir():
+                raise ValueError(f"{name}: {directory} is not a directory")
+        return self
+
+    @property
+    def model_id(self) -> str:
+        """The name that clients use."""
+        return self.model_name or ("demo" if self.model == DEMO / "target" else self.model.name)
+
+    @property
+    def ray_actor_options(self) -> dict[str, float]:
+        if self.device == "cuda":
+            return {"num_gpus": 1, "num_cpus": 1 if self.num_cpus is None else self.num_cpus}
+        return {"num_cpus": 0.1 if self.num_cpus is None else self.num_cpus}

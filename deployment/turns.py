@@ -1,0 +1,161 @@
+"""From messages to token ids and back: the two ways to continue a session (decision 18), and a turn's text.
+
+`full_history` is for a request that carries everything, `append` for one that carries only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model.chat_template import ChatTemplate
+from model.tokenizer import Detokenizer, Tokenizer
+
+Message = dict[str, Any]
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+_MARKER = "dflash-marker-4f1c9a7e0b62"
+"""Stands for an assistant's answer; what a template writes after it is what closes a message."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of a turn's prompt. The next turn's prompt will begin with the first `stable_boundary` of them."""
+
+    ids: tuple[int, ...]
+    stable_boundary: int
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def full_history(
+    template: ChatTemplate, tokenizer: Tokenizer, messages: Sequence[Message], *, enable_thinking: bool | None = None
+) -> Prompt:
+    """Renders the whole conversation. The boundary is decision 17's: before the generation prompt's think opener.
+
+    Raises ModelError where the template refuses the messages.
+    """
+    ids = tokenizer.encode(template.render(list(messages), enable_thinking=enable_thinking))
+    later = tokenizer.encode(
+        template.render([*messages, *_NEXT], add_generation_prompt=False, enable_thinking=enable_thinking)
+    )
+    return Prompt(tuple(ids), _boundary(ids, later))
+
+
+def append(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    ledger: Sequence[int],
+    messages: Sequence[Message],
+    *,
+    think_is_open: bool = False,
+    enable_thinking: bool | None = None,
+) -> Prompt:
+    """Continues `ledger` as it was generated: closes the open message as the template would, then adds `messages`.
+
+    The whole ledger stays a prefix of the prompt, so the session's turn end is reused. Raises ModelError where the
+    template refuses the messages.
+    """
+    history: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
+
+    def after_marker(*more: Message, add_generation_prompt: bool) -> list[int]:
+        text = template.render(
+            [*history, *more], add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        )
+        return tokenizer.encode(text.partition(_MARKER)[2])
+
+    closing = after_marker(add_generation_prompt=False)
+    new = after_marker(*messages, add_generation_prompt=True)
+    later = after_marker(*messages, *_NEXT, add_generation_prompt=False)
+    # Only the closing ids may already be there: an overlap beyond them would swallow part of the new message.
+    already = 0
+    if not think_is_open:
+        for length in range(common_prefix(closing, new), 0, -1):
+            if tuple(ledger[-length:]) == tuple(new[:length]):
+                already = length
+                break
+    close = tokenizer.id_of(THINK_CLOSE) if think_is_open else None
+    kept = [*ledger, *([close] if close is not None else [])]
+    return Prompt((*kept, *new[already:]), len(kept) + _boundary(new, later) - already)
+
+
+_NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
+
+
+def _boundary(ids: Sequence[int], later: Sequence[int]) -> int:
+    """At least one token stays to be prefilled: a turn start has no anchor."""
+    return min(common_prefix(ids, later), len(ids) - 1)
+
+
+def think_is_open(tokenizer: Tokenizer, generated: Sequence[int]) -> bool:
+    """Whether a think block is open at the end of `generated`: the ids of the generation prompt and after."""
+    opened, closed = tokenizer.id_of(THINK_OPEN), tokenizer.id_of(THINK_CLOSE)
+    for token in reversed(generated):
+        if token == closed:
+            return False
+        if token == opened:
+            return True
+    return False
+
+
+class TurnText:
+    """Turns a turn's ids into what the client sees, and splits thinking from the answer.
+
+    `opener`: the prompt's ids from the stable boundary on, which say whether the template opened a think block.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, opener: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._close = tokenizer.id_of(THINK_CLOSE)
+        self._thinking = think_is_open(tokenizer, opener)
+        self._strip = False
+        self.reasoning = ""
+        self.content = ""
+
+    def push(self, ids: Sequence[int]) -> tuple[str, str]:
+        """New (reasoning, content) text of these ids; incomplete characters wait for the next ones."""
+        reasoning = ""
+        if self._thinking and self._close in ids:
+            at = list(ids).index(self._close)
+            reasoning = self._detokenizer.push(ids[:at]) + self._detokenizer.flush()
+            self._detokenizer = Detokenizer(self._tokenizer)
+            self._thinking, self._strip = False, True
+            ids = ids[at + 1 :]
+        text = self._detokenizer.push(ids)
+        return self._add(reasoning, text)
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, when the turn is over."""
+        return self._add("", self._detokenizer.flush())
+
+    def _add(self, reasoning: str, text: str) -> tuple[str, str]:
+        content = ""
+        if self._thinking:
+            reasoning += text
+        else:
+            # The blank line between </think> and the answer belongs to the template, not to the answer.
+            content = text.lstrip("\n") if self._strip else text
+            self._strip = self._strip and not content
+        self.reasoning += reasoning
+        self.content += content
+        return reasoning, content
+
+    @property
+    def message(self) -> Message:
+        """The assistant's message as the client saw it."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message

@@ -1,0 +1,148 @@
+"""What ingress and replicas say to each other. Small, immutable, and the same for every kind of turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from deployment.errors import Refused
+from deployment.ownership import Epoch, Placement, SessionKey
+
+
+@dataclass(frozen=True)
+class Route:
+    """First argument of every call to a replica; the SessionRouter reads it.
+
+    `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before, so
+    that a replica which lost the session without knowing it learns so from the request. `affinity` orders the rest.
+    """
+
+    affinity: str
+    replica: str | None = None
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """One turn, validated. `mode`: `history` carries all messages, `append` only new ones. None: model's default."""
+
+    turn: str
+    mode: Literal["history", "append"]
+    messages: tuple[dict[str, Any], ...]
+    key: SessionKey | None = None
+    must_exist: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    drafting: bool = True
+    enable_thinking: bool | None = None
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What a resume cost, for headers, the last chunk and the body."""
+
+    id: str
+    epoch: str
+    hit: str
+    reused: int
+    prefilled: int
+    frontier: int | None = None
+
+    @property
+    def header(self) -> str:
+        return f"hit={self.hit}; reused={self.reused}; prefilled={self.prefilled}; epoch={self.epoch}"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The prompt is in; text follows."""
+
+    replica: str
+    model: str
+    seed: int
+    prompt_tokens: int
+    reused: int
+    session: SessionFacts | None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The text of one committed round. Either part may be empty, since incomplete characters are held back."""
+
+    reasoning: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The turn is over and, with a session, its Host replica is written. `rounds` lists accepted drafts."""
+
+    finish_reason: str
+    completion_tokens: int
+    rounds: tuple[int, ...]
+    acceptance_length: float
+    seconds: float
+    session: SessionFacts | None
+
+
+TurnEvent = Opened | Delta | Closed | Refused
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """A session as its owner gives it away: checkpoints (uint8 arrays) that cover its committed frontier."""
+
+    epoch: Epoch
+    kinds: tuple[str, ...]
+    frontiers: tuple[int, ...]
+    blobs: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class NotHere:
+    """The replica that was meant did not get the call, or does not hold the session."""
+
+    replica: str
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The session lives here now. `hit` as in SessionFacts."""
+
+    replica: str
+    epoch: Epoch
+    hit: str
+    frontier: int
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a session's owner knows of it."""
+
+    replica: str
+    epoch: Epoch
+    tokens: int
+    frontier: int
+    running: str | None
+    transcript: tuple[dict[str, Any], ...]
+    turns: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    replica: str
+    pid: int
+    node: str
+    model: str
+    backend: str
+    context_limit: int
+    sessions: int
+    running: int
+    engine: dict[str, Any]
