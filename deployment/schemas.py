@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
 from deployment.errors import RequestError, invalid
 
@@ -69,16 +69,16 @@ class Message(BaseModel):
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool = False
+    include_usage: StrictBool = False
 
 
 class TemplateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    enable_thinking: bool | None = None
+    enable_thinking: StrictBool | None = None
 
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
 class TurnBody(BaseModel):
@@ -88,17 +88,17 @@ class TurnBody(BaseModel):
 
     model: str | None = None
     messages: list[Message] = Field(min_length=1)
-    stream: bool = False
+    stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, strict=True, ge=0)
+    top_p: float | None = Field(None, strict=True, gt=0, le=1)
+    top_k: int | None = Field(None, strict=True, ge=-1)
+    seed: int | None = Field(None, strict=True, ge=-(2**63), lt=2**64)
+    max_tokens: int | None = Field(None, strict=True, ge=1)
+    max_completion_tokens: int | None = Field(None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
-    drafting: bool = True
+    ignore_eos: StrictBool = False
+    drafting: StrictBool = True
     chat_template_kwargs: TemplateOptions | None = None
 
     @field_validator("temperature")

@@ -1,0 +1,86 @@
+"""Request bodies: what is refused, and by which name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployment.errors import RequestError
+from deployment.schemas import MigrateBody, TurnBody, parse
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 2**64}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs.colour"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stop": ["\n"]}, "stop"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"min_p": 0.05}, "min_p"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"temprature": 1}, "temprature"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(change: dict[str, Any], param: str):
+    with pytest.raises(RequestError) as caught:
+        parse(TurnBody, HELLO | change)
+    refused = caught.value.refused
+    assert refused.status == 400 and refused.param == param
+    assert refused.message.startswith(param) and "\n" not in refused.message
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 3, True])
+def test_body_that_is_no_object_is_refused(document: Any):
+    with pytest.raises(RequestError, match="must be a JSON object"):
+        parse(TurnBody, document)
+
+
+def test_fields_that_change_nothing_are_accepted():
+    body = parse(
+        TurnBody,
+        HELLO
+        | {"user": "me", "metadata": {"a": "b"}, "store": True, "n": 1, "logprobs": False, "tools": [], "stop": None}
+        | {"presence_penalty": 0.0, "frequency_penalty": 0, "response_format": {"type": "text"}, "tool_choice": "auto"},
+    )
+    assert body.messages[0].content == "Hello"
+
+
+def test_extra_fields_of_a_message_reach_the_template():
+    message = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    body = parse(TurnBody, {"messages": [{"role": "user", "content": "x"}, message]})
+    assert body.messages[1].model_dump(exclude_none=True)["tool_calls"] == message["tool_calls"]
+
+
+def test_completion_budget_prefers_the_newer_name():
+    assert parse(TurnBody, HELLO | {"max_tokens": 5, "max_completion_tokens": 7}).token_budget == 7
+    assert parse(TurnBody, HELLO | {"max_tokens": 5}).token_budget == 5
+    assert parse(TurnBody, HELLO).token_budget is None
+
+
+def test_other_bodies_know_no_chat_fields():
+    assert parse(MigrateBody, {}).to is None
+    with pytest.raises(RequestError, match="user"):
+        parse(MigrateBody, {"user": "me"})

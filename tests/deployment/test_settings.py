@@ -1,0 +1,44 @@
+"""Settings: the demo needs none, and a wrong one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployment.settings import AppArgs
+from model import DEMO
+
+
+def test_default_is_the_demo_model_with_its_dflash2_drafter():
+    args = AppArgs()
+    assert (args.model, args.draft, args.model_id) == (DEMO / "target", DEMO / "dflash2", "demo")
+
+
+def test_demo_model_brings_the_drafter_of_the_backend():
+    assert AppArgs(backend="dflash").draft == DEMO / "dflash"
+    assert AppArgs(backend="none").draft is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"backend": "none", "draft": DEMO / "dflash"}, "draft"),
+        ({"backend": "none", "draft_tokens": 3}, "draft_tokens"),
+        ({"model": DEMO}, "draft"),
+        ({"model": Path("/nowhere/at-all"), "backend": "none"}, "/nowhere/at-all"),
+        ({"draft_tokens": 16}, "draft_tokens"),
+        ({"replicas": 0}, "replicas"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_setting_is_named(change: dict[str, Any], named: str):
+    with pytest.raises(ValidationError, match=named):
+        AppArgs(**change)
+
+
+def test_gpu_replicas_ask_for_a_gpu_and_cpu_replicas_share_cores():
+    assert AppArgs(device="cuda").ray_actor_options["num_gpus"] == 1
+    assert AppArgs().ray_actor_options == {"num_cpus": 0.1}

@@ -1,0 +1,118 @@
+"""Prompts of both kinds of turn, against the demo model's own template and tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployment.turns import TurnText, append, full_history, think_is_open
+from model import DEMO
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
+
+FACT = {"role": "user", "content": "My locker code is 4172."}
+NOTED = {"role": "assistant", "content": "Noted."}
+QUESTION = {"role": "user", "content": "What is my locker code?"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO / "target")
+
+
+@pytest.fixture(scope="module")
+def template() -> ChatTemplate:
+    return ChatTemplate.load(DEMO / "target")
+
+
+def shown(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
+    """The text of ids, special tokens included."""
+    return "".join(tokenizer.token(i) for i in ids).replace("\u0120", " ").replace("\u010a", "\n")
+
+
+def test_boundary_lies_before_the_think_opener(template, tokenizer):
+    prompt = full_history(template, tokenizer, [FACT])
+    assert shown(tokenizer, prompt.ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert shown(tokenizer, prompt.ids[: prompt.stable_boundary]).endswith("4172.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("enable_thinking", [None, True, False])
+def test_next_turns_prompt_begins_with_the_stable_part_of_this_one(template, tokenizer, enable_thinking):
+    first = full_history(template, tokenizer, [FACT], enable_thinking=enable_thinking)
+    second = full_history(template, tokenizer, [FACT, NOTED, QUESTION], enable_thinking=enable_thinking)
+    assert 0 < first.stable_boundary < len(first.ids)
+    assert second.ids[: first.stable_boundary] == first.ids[: first.stable_boundary]
+
+
+def generated(template, tokenizer, text: str, stop: bool) -> tuple[int, ...]:
+    """The ledger after a turn that answered FACT with `text`."""
+    end = (tokenizer.id_of("<|im_end|>"),) if stop else ()
+    return (*full_history(template, tokenizer, [FACT]).ids, *tokenizer.encode(text), *end)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_append_closes_the_message_once_and_keeps_the_whole_ledger(template, tokenizer, stop):
+    ledger = generated(template, tokenizer, "Noted.", stop)
+    prompt = append(template, tokenizer, ledger, [QUESTION])
+    assert prompt.ids[: len(ledger)] == ledger
+    assert shown(tokenizer, prompt.ids).endswith(
+        "Noted.<|im_end|>\n<|im_start|>user\nWhat is my locker code?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert prompt.stable_boundary > len(ledger)
+    assert shown(tokenizer, prompt.ids[: prompt.stable_boundary]).endswith("<|im_start|>assistant\n")
+
+
+def test_append_after_end_of_message_and_newline_adds_neither_again(template, tokenizer):
+    ledger = (*generated(template, tokenizer, "Noted.", True), *tokenizer.encode("\n"))
+    prompt = append(template, tokenizer, ledger, [QUESTION])
+    assert shown(tokenizer, prompt.ids[len(ledger) :]).startswith("<|im_start|>user\n")
+
+
+def test_append_never_takes_a_users_message_for_closing_ids(template, tokenizer):
+    again = tokenizer.encode("<|im_end|>\n<|im_start|>user\nWhat is my locker code?<|im_end|>\n")
+    ledger = (*generated(template, tokenizer, "Noted.", False), *again)
+    prompt = append(template, tokenizer, ledger, [QUESTION])
+    assert shown(tokenizer, prompt.ids).count("What is my locker code?") == 2
+
+
+def test_append_closes_an_open_think_block_first(template, tokenizer):
+    opener = full_history(template, tokenizer, [FACT], enable_thinking=True)
+    ledger = (*opener.ids, *tokenizer.encode("The user tells"))
+    assert think_is_open(tokenizer, ledger[opener.stable_boundary :])
+    prompt = append(template, tokenizer, ledger, [QUESTION], think_is_open=True, enable_thinking=True)
+    assert shown(tokenizer, prompt.ids[len(ledger) :]).startswith("</think><|im_end|>\n<|im_start|>user\n")
+
+
+def test_marker_in_a_users_message_is_just_text(template, tokenizer):
+    ledger = generated(template, tokenizer, "Noted.", True)
+    message = {"role": "user", "content": "dflash-marker-4f1c9a7e0b62 twice dflash-marker-4f1c9a7e0b62"}
+    prompt = append(template, tokenizer, ledger, [message])
+    assert shown(tokenizer, prompt.ids[len(ledger) :]).count("dflash-marker-4f1c9a7e0b62") == 2
+
+
+def test_append_of_a_tool_result_uses_the_templates_tool_turn(template, tokenizer):
+    ledger = generated(template, tokenizer, "<tool_call>", True)
+    prompt = append(template, tokenizer, ledger, [{"role": "tool", "content": "7"}])
+    assert "<|im_start|>user\n<tool_response>\n7\n</tool_response><|im_end|>\n" in shown(tokenizer, prompt.ids)
+
+
+def test_thinking_and_answer_are_told_apart_wherever_the_rounds_cut(template, tokenizer):
+    opener = full_history(template, tokenizer, [FACT], enable_thinking=True)
+    ids = tokenizer.encode("The user asks.\n</think>\n\nIt is 4172: caf\u00e9.")
+    whole = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
+    whole.push(ids)
+    whole.flush()
+    assert whole.message == {
+        "role": "assistant", "content": "It is 4172: caf\u00e9.", "reasoning_content": "The user asks.\n",
+    }  # fmt: skip
+    single = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
+    pieces = [*(single.push([i]) for i in ids), single.flush()]
+    assert "".join(content for _, content in pieces) == whole.content == single.content
+    assert "".join(reasoning for reasoning, _ in pieces) == whole.reasoning == single.reasoning
+
+
+def test_without_an_opener_all_text_is_the_answer(template, tokenizer):
+    opener = full_history(template, tokenizer, [FACT], enable_thinking=False)
+    text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
+    assert text.push(tokenizer.encode("\nNoted.")) == ("", "\nNoted.")
+    assert "reasoning_content" not in text.message
