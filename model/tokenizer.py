@@ -52,9 +52,10 @@ class Tokenizer:
         Raises ValueError for text that has no UTF-8 form (a lone surrogate).
         """
         try:
-            return self._inner.encode(text, add_special_tokens=False).ids
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"the text holds a lone surrogate at character {error.start}") from None
+        return self._inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD. Unknown ids give nothing."""

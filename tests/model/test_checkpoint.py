@@ -1,0 +1,171 @@
+"""Weights come whole and in the right shape, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model import DEMO
+from model.checkpoint import Checkpoint
+from model.errors import ModelError
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.language_model.embed_tokens.weight": torch.randn(8, 4, generator=generator).to(torch.bfloat16),
+        "model.language_model.layers.0.mlp.up_proj.weight": torch.randn(6, 4, generator=generator),
+        "model.visual.blocks.0.norm1.weight": torch.randn(3, generator=generator),
+        "lm_head.weight": torch.randn(8, 4, generator=generator),
+        "mtp.norm.weight": torch.randn(4, generator=generator),
+    }
+
+
+def sharded(directory: Path, parts: dict[str, dict[str, torch.Tensor]]) -> Path:
+    for name, part in parts.items():
+        save_file(part, directory / name)
+    weight_map = {tensor: name for name, part in parts.items() for tensor in part}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return directory
+
+
+def two_shards(directory: Path) -> Path:
+    every = list(tensors().items())
+    return sharded(directory, {"a.safetensors": dict(every[:2]), "b.safetensors": dict(every[2:])})
+
+
+def test_names_are_those_of_the_bare_text_model(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    assert Checkpoint.open(tmp_path).names() == (
+        "embed_tokens.weight",
+        "layers.0.mlp.up_proj.weight",
+        "lm_head.weight",
+        "mtp.norm.weight",
+        "visual.blocks.0.norm1.weight",
+    )
+
+
+def test_tensors_are_bitwise_those_of_the_file_and_own_their_memory(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    first = checkpoint.tensor("embed_tokens.weight", (8, 4))
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, tensors()["model.language_model.embed_tokens.weight"])
+    first.zero_()
+    assert checkpoint.tensor("embed_tokens.weight", (8, 4)).abs().sum() > 0
+
+
+def test_shards_read_like_one_file(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(two_shards(tmp_path))
+    assert torch.equal(checkpoint.tensor("lm_head.weight", (8, 4)), tensors()["lm_head.weight"])
+    assert torch.equal(
+        checkpoint.tensor("layers.0.mlp.up_proj.weight", (6, 4)),
+        tensors()["model.language_model.layers.0.mlp.up_proj.weight"],
+    )
+
+
+def test_unused_names_what_nobody_asked_for(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(two_shards(tmp_path))
+    for name, shape in (("embed_tokens.weight", (8, 4)), ("lm_head.weight", (8, 4))):
+        checkpoint.tensor(name, shape)
+    assert checkpoint.unused() == ("layers.0.mlp.up_proj.weight", "mtp.norm.weight", "visual.blocks.0.norm1.weight")
+
+
+@pytest.mark.parametrize("spelling", ["predecessor_codebook", "predecessor_codebook.weight"])
+def test_codebooks_are_found_in_both_spellings(tmp_path: Path, spelling: str) -> None:
+    save_file({f"candidate_selector.{spelling}": torch.ones(8, 2)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open_draft(tmp_path)
+    assert "candidate_selector.predecessor_codebook" in checkpoint
+    assert checkpoint.tensor("candidate_selector.predecessor_codebook", (8, 2)).sum() == 16
+    assert checkpoint.unused() == ()
+
+
+def test_missing_and_misshapen_tensors_are_named_with_file_and_shapes(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    with pytest.raises(ModelError, match=r"tensor norm\.weight of shape \[4\] is missing"):
+        checkpoint.tensor("norm.weight", (4,))
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor lm_head\.weight has shape \[8, 4\].*\[8, 5\]"):
+        checkpoint.tensor("lm_head.weight", (8, 5))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    (two_shards(tmp_path) / "b.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"shard b\.safetensors is missing"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])
+def test_an_index_cannot_point_outside_its_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(ModelError, match="must lie beside the index"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": {}}', '{"weight_map": []}', "nonsense"])
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, 0.5, -1])
+def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path: Path, keep: float) -> None:
+    content = (DEMO / "dflash/model.safetensors").read_bytes()
+    length = int(len(content) * keep) if isinstance(keep, float) else len(content) - 1 if keep < 0 else keep
+    (tmp_path / "model.safetensors").write_bytes(content[:length])
+    with pytest.raises(ModelError, match="is truncated or corrupt"):
+        Checkpoint.open(tmp_path)
+
+
+def test_garbage_in_the_header_is_refused(tmp_path: Path) -> None:
+    content = bytearray((DEMO / "dflash/model.safetensors").read_bytes()[:4096])
+    content[8:40] = b"\xff" * 32
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="is truncated or corrupt"):
+        Checkpoint.open(tmp_path)
+
+
+def test_no_weights_and_no_directory_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        Checkpoint.open(tmp_path)
+    with pytest.raises(ModelError, match="does not exist"):
+        Checkpoint.open(tmp_path / "nowhere")
+
+
+def test_one_tensor_under_two_prefixes_is_ambiguous(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(4), "norm.weight": torch.zeros(4)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="is there twice"):
+        Checkpoint.open(tmp_path)
+
+
+def test_weights_of_another_number_format_are_refused(tmp_path: Path) -> None:
+    save_file({"norm.weight": torch.ones(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"norm\.weight is I8"):
+        Checkpoint.open(tmp_path).tensor("norm.weight", (4,))
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "d2t", "t2d", "model.embed_tokens.weight", "mask_embedding"])
+def test_draft_tensors_that_change_the_mathematics_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    save_file(load_file(DEMO / "dflash/model.safetensors") | {name: torch.ones(2)}, tmp_path / "model.safetensors")
+    Checkpoint.open(tmp_path)
+    with pytest.raises(ModelError, match=f"tensor {name} is not supported"):
+        Checkpoint.open_draft(tmp_path)
+
+
+def test_demo_drafters_open_as_drafters() -> None:
+    assert len(Checkpoint.open_draft(DEMO / "dflash").names()) == 36
+    assert len(Checkpoint.open_draft(DEMO / "dflash2").names()) == 51
+
+
+def test_weights_sha256_tells_two_trainings_of_one_geometry_apart(tmp_path: Path) -> None:
+    hashes = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        save_file(tensors(seed), tmp_path / name / "model.safetensors")
+        hashes.append(Checkpoint.open(tmp_path / name).weights_sha256())
+    assert hashes[0] == hashes[1] != hashes[2]
