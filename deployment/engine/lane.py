@@ -1,0 +1,56 @@
+"""A lane: one turn on its way through the engine, from admission to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deployment.engine.messages import FinishReason, Hit, Submit
+from state.memory import SequenceMemory
+
+
+@dataclass(eq=False)
+class Lane:
+    """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
+    has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
+    last `pending` positions before the frontier that the draft context has not taken in yet."""
+
+    submit: Submit
+    row: int
+    memory: SequenceMemory
+    ledger: list[int]
+    budget: int
+    stop_ids: frozenset[int]
+    hit: Hit
+    reused: int
+    started_at: float
+    boundary: int = 0
+    pending: int = 0
+    published: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_id: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.submit.prompt_ids)
+
+    @property
+    def frontier(self) -> int:
+        return self.memory.frontier
+
+    @property
+    def prefilling(self) -> bool:
+        return self.frontier < self.prompt_tokens
+
+    @property
+    def anchor(self) -> int:
+        return self.ledger[self.frontier]
+
+    @property
+    def tokens_left(self) -> int:
+        return self.budget - len(self.published)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Published tokens after the first, divided by rounds (decision 25); 0 without a round."""
+        return max(0, len(self.published) - 1) / len(self.rounds) if self.rounds else 0.0

@@ -1,0 +1,198 @@
+"""From directories to something that runs: target, drafter, text, the state's geometry and fingerprint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from deployment.engine.options import EngineOptions
+from model.chat_template import ChatTemplate
+from model.checkpoint import Checkpoint
+from model.config import (
+    DraftConfig,
+    GenerationDefaults,
+    TargetConfig,
+    check_fit,
+    load_draft_config,
+    load_generation_defaults,
+    load_target_config,
+)
+from model.drafter import Drafter
+from model.errors import ModelError
+from model.target import Target
+from model.tokenizer import Tokenizer
+from state.geometry import StateGeometry
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_DRAFT_TOKENS = 15
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everything that is loaded once and never changes. `draft_tokens` is K, 0 without a drafter."""
+
+    target: Target
+    drafter: Drafter | None
+    draft_tokens: int
+    context: int
+    defaults: GenerationDefaults
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    geometry: StateGeometry
+    fingerprint: Mapping[str, str | int]
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.drafter.config.target_layer_ids if self.drafter else ()
+
+
+def load_models(options: EngineOptions) -> Models:
+    """Loads what `options` name. Raises ModelError with one sentence naming what is wrong."""
+    dtype, device = _placement(options)
+    config = load_target_config(options.model)
+    tokenizer = Tokenizer.load(options.model)
+    if tokenizer.public_rows > config.vocab_size:
+        raise ModelError(
+            f"{options.model}: the tokenizer knows ids up to {tokenizer.public_rows - 1}, but the model has only "
+            f"{config.vocab_size} embedding rows"
+        )
+    context = _context_limit(options, config)
+    draft_config = _draft_config(options, config)
+    draft_tokens = _draft_tokens(options, draft_config)
+    checkpoint = Checkpoint.open(options.model)
+    target = Target.load(checkpoint, config, tokenizer.public_rows, device, dtype)
+    _log_unused(checkpoint)
+    drafter, draft_weights = None, "none"
+    if draft_config is not None and options.draft is not None:
+        draft_checkpoint = Checkpoint.open_draft(options.draft)
+        causal = draft_causality(draft_config, options)
+        drafter = Drafter.load(draft_checkpoint, draft_config, config.vocab_size, causal, device, dtype)
+        _log_unused(draft_checkpoint)
+        draft_weights = draft_checkpoint.weights_sha256()
+    chat_template = ChatTemplate.load(options.model)
+    geometry = state_geometry(config, draft_config, dtype)
+    fingerprint: dict[str, str | int] = {
+        "weights": checkpoint.weights_sha256(),
+        "backend": options.backend,
+        "drafter": draft_weights,
+        "draft_causal": "" if drafter is None else "".join("c" if flag else "b" for flag in drafter.causal),
+        "tokenizer": tokenizer.sha256,
+        "chat_template": chat_template.sha256,
+        "numeric_path": f"torch-reference/{device.type}/{options.dtype}",
+        **{f"geometry.{name}": value for name, value in geometry.facts().items()},
+    }
+    return Models(
+        target=target,
+        drafter=drafter,
+        draft_tokens=draft_tokens,
+        context=context,
+        defaults=load_generation_defaults(options.model),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        geometry=geometry,
+        fingerprint=fingerprint,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def draft_causality(config: DraftConfig, options: EngineOptions) -> tuple[bool, ...]:
+    """Decision 1: the option, else the checkpoint, else non-causal; one flag a layer."""
+    if options.draft_causal != "auto":
+        return (options.draft_causal == "true",) * config.num_layers
+    return config.causal if config.causal is not None else (False,) * config.num_layers
+
+
+def state_geometry(target: TargetConfig, draft: DraftConfig | None, dtype: torch.dtype) -> StateGeometry:
+    """Sizes of all planes. In BF16 a ring holds BF16 keys and FP16 values (decision 8), in FP32 both are FP32."""
+    sizes = {
+        "kv_layers": len(target.full_layers),
+        "kv_heads": target.num_kv_heads,
+        "kv_head_dim": target.head_dim,
+        "gdn_layers": len(target.gdn_layers),
+        "gdn_heads": target.gdn_value_heads,
+        "gdn_key_dim": target.gdn_key_dim,
+        "gdn_value_dim": target.gdn_value_dim,
+        "conv_channels": target.conv_channels,
+        "conv_history": target.conv_kernel - 1,
+        "hidden_size": target.hidden_size,
+    }
+    if draft is not None:
+        sizes |= {
+            "ring_layers": len(draft.sliding_layers),
+            "full_layers": len(draft.full_layers),
+            "draft_kv_heads": draft.num_kv_heads,
+            "draft_head_dim": draft.head_dim,
+            "window": draft.window or 0,
+        }
+    return StateGeometry(
+        **sizes,
+        kv_dtype=dtype,
+        conv_dtype=dtype,
+        hidden_dtype=dtype,
+        ring_key_dtype=dtype,
+        ring_value_dtype=torch.float16 if dtype == torch.bfloat16 else dtype,
+    )
+
+
+def _placement(options: EngineOptions) -> tuple[torch.dtype, torch.device]:
+    if options.dtype not in DTYPES:
+        raise ModelError(f"dtype is {options.dtype!r}, must be one of {', '.join(DTYPES)}")
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ModelError(f"device is {options.device!r}, must be cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise ModelError(f"device is {options.device!r}, but torch sees no CUDA device on this machine")
+        if (device.index or 0) >= count:
+            raise ModelError(f"device is {options.device!r}, but torch sees only {count} CUDA device(s)")
+    return DTYPES[options.dtype], device
+
+
+def _context_limit(options: EngineOptions, config: TargetConfig) -> int:
+    if options.context is None:
+        return config.max_positions
+    if not 2 <= options.context <= config.max_positions:
+        raise ModelError(f"context is {options.context}, must be between 2 and the model's {config.max_positions}")
+    return options.context
+
+
+def _draft_config(options: EngineOptions, target: TargetConfig) -> DraftConfig | None:
+    if options.backend not in ("none", "dflash", "dflash2"):
+        raise ModelError(f"backend is {options.backend!r}, must be none, dflash or dflash2")
+    if options.backend == "none":
+        return None
+    if options.draft is None:
+        raise ModelError(f"draft is required because backend is {options.backend}")
+    config = load_draft_config(options.draft)
+    if config.kind != options.backend:
+        raise ModelError(f"backend is {options.backend}, but {options.draft} holds a {config.kind} drafter")
+    check_fit(target, config)
+    return config
+
+
+def _draft_tokens(options: EngineOptions, config: DraftConfig | None) -> int:
+    if config is None:
+        return 0
+    tokens = config.block_size - 1 if options.draft_tokens is None else options.draft_tokens
+    if not 1 <= tokens <= MAX_DRAFT_TOKENS:
+        raise ModelError(f"draft_tokens is {tokens}, must be between 1 and {MAX_DRAFT_TOKENS}")
+    return tokens
+
+
+def _log_unused(checkpoint: Checkpoint) -> None:
+    unused = checkpoint.unused()
+    if unused:
+        kinds = sorted({name.split(".")[0] for name in unused})
+        logger.info("%s: %d tensors are not used (%s)", checkpoint.directory, len(unused), ", ".join(kinds))

@@ -1,0 +1,213 @@
+"""What goes into the engine and what comes out: commands and events, all of them small and msgpack-able.
+
+The engine runs on a thread of its own (on CUDA later: in a process of its own), so nothing here holds a tensor, a
+callback or a lock. Token ids are plain ints, states are the bytes of `state/FORMAT.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Hit = Literal["device", "host", "peer", "disk", "none"]
+"""Where the state that a turn went on from was found. `none`: nothing was reused."""
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+CheckpointKind = Literal["turn_start", "turn_end", "explicit"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. `temperature <= 0` is greedy; `top_k = 0` keeps all; `top_p = 1` keeps all.
+
+    `seed` is 64 bits, unsigned. `sub` separates the choices of one request (decision 13).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    sub: int = 0
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Runs one turn: prefill `prompt_ids`, then decode up to `max_tokens` tokens.
+
+    With a `session`, the deepest checkpoint of that session whose ledger is an exact prefix of the prompt is restored
+    first; a `turn_start` checkpoint is captured at `stable_boundary` tokens (0: none) and a `turn_end` checkpoint when
+    the turn ends, however it ends. `stop_ids`, and the model's end tokens unless `ignore_eos`, end the turn: such an id
+    is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to the context limit.
+    `drafting = False` decodes without proposals even if the engine has a drafter.
+    """
+
+    turn: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    session: str | None = None
+    stable_boundary: int = 0
+    drafting: bool = True
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Ends a turn at its next commit boundary; committed tokens stay. Unknown turns are ignored."""
+
+    turn: str
+
+
+@dataclass(frozen=True)
+class Export:
+    """Encodes every checkpoint that the session holds on the device (at most one of each kind), oldest first.
+
+    `record` is what the replica knows of the session (transcript, turns, epoch, ...); it goes into each manifest as
+    is. It may hold only None, bool, int, float, str, bytes, lists and dicts with str keys. Answer: `Exported`.
+    """
+
+    call: str
+    session: str
+    record: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit")
+
+
+@dataclass(frozen=True)
+class Import:
+    """Decodes checkpoints and gives them to `session`, replacing what it held. All or nothing. Answer: `Imported`."""
+
+    call: str
+    session: str
+    blobs: tuple[bytes, ...]
+    origin: Hit = "peer"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Gives `child` all checkpoints of `session`: pages are shared, images copied. Answer: `Imported`."""
+
+    call: str
+    session: str
+    child: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Releases all that a session holds on the device. Unknown sessions are ignored. Answer: `Dropped`."""
+
+    call: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Asks for the engine's own facts (lanes, pages, images, sessions). Answer: `Facts`."""
+
+    call: str
+
+
+Command = Submit | Cancel | Export | Import | Fork | Drop | Inspect
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True)
+class Started:
+    """The prompt is in: what was reused, from where, and what had to be prefilled (`reused + prefilled = prompt`)."""
+
+    turn: str
+    hit: Hit
+    reused: int
+    prefilled: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A checkpoint exists on the device at `frontier`; its ledger's ids, so that a host copy can be made."""
+
+    turn: str
+    session: str
+    kind: CheckpointKind
+    frontier: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One committed round: `token_ids` are published; `start` is the ledger position of the first.
+
+    `accepted` is the number of accepted drafts of the round; None for the token that the prefill drew.
+    """
+
+    turn: str
+    start: int
+    token_ids: tuple[int, ...]
+    accepted: int | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The turn ended. `token_ids` are all published ids; `stop_id` is the hidden id that ended it, if one did.
+
+    `frontier` counts the tokens whose target state is committed; the ledger has one more (the anchor).
+    `rounds` lists accepted drafts round by round, a cut round included. `seconds` is wall time from admission.
+    """
+
+    turn: str
+    finish_reason: FinishReason
+    token_ids: tuple[int, ...]
+    stop_id: int | None
+    prompt_tokens: int
+    frontier: int
+    rounds: tuple[int, ...]
+    acceptance_length: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The turn or call did not happen. `code` is one of `deployment.engine.errors`; `param` names the field."""
+
+    ref: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True)
+class Exported:
+    call: str
+    session: str
+    blobs: tuple[bytes, ...]
+    kinds: tuple[CheckpointKind, ...]
+    frontiers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """`ledger` is the longest imported ledger (form `decode`: its last token is the anchor). `record` as exported."""
+
+    call: str
+    session: str
+    frontiers: tuple[int, ...]
+    ledger: tuple[int, ...]
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    call: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    call: str
+    facts: dict[str, Any]
+
+
+Event = Started | Captured | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts

@@ -1,0 +1,34 @@
+"""What an engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Backend = Literal["none", "dflash", "dflash2"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """`model`, `draft`: Hugging Face directories; `draft` is needed unless `backend` is `none`.
+
+    `draft_tokens`: K in 1..15 (None: the drafter's block size - 1). `lanes`: sequences that decode together. `context`:
+    limit of prompt + published tokens (None: the model's). `images`: checkpoints kept on the device beside the lanes.
+    `pages`: pages of 64 tokens in each pool (None: every lane at full context, and half as much for checkpoints).
+    `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the drafter's checkpoint says or leaves
+    unsaid about causality inside the block (decision 1).
+    """
+
+    model: Path
+    draft: Path | None = None
+    backend: Backend = "none"
+    draft_tokens: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    lanes: int = 4
+    context: int | None = None
+    images: int = 64
+    pages: int | None = None
+    prefill_chunk: int = 512
+    draft_causal: Literal["auto", "true", "false"] = "auto"

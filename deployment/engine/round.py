@@ -1,0 +1,197 @@
+"""Execution: prefill chunks and decode rounds over the engine's memory. No scheduling, no publication.
+
+    round    append   pending features of the last commit -> draft context        (now it reaches F)
+             propose  [anchor, MASK x K] -> drafts, and q for DFlash2
+             verify   target over the live columns, features captured, images unchanged
+             accept   licensed tokens
+    commit   Fold of N records, convolution history, continuation hidden, frontier F + N; N features become pending
+
+Two extents, never one: columns the drafter computes (DFlash: Q = P + 1, DFlash2: W = K + 1) and columns the target
+verifies (Q). A CPU runs this eagerly; the same functions are captured on a GPU later.
+
+Source: specification (verification, commit, extents); decisions 6, 7 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deployment.engine.lane import Lane
+from deployment.engine.loading import Models
+from kernels.acceptance import Proposal, RowSampling, accept, choose
+from kernels.randomness import signed_seed
+from model.drafter import DraftContext, DraftRows
+from model.target import Columns, Forward, TargetState
+from state.memory import StateMemory
+
+
+@dataclass(frozen=True)
+class ExecutedRound:
+    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts. `forward` holds the
+    records, hidden and features that a commit needs."""
+
+    lanes: tuple[Lane, ...]
+    licensed: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+    forward: Forward
+
+
+class Executor:
+    """Runs models over state. `lanes` is the largest number of rows a round can have."""
+
+    def __init__(self, models: Models, memory: StateMemory, lanes: int) -> None:
+        self._models = models
+        self._memory = memory
+        self._device = models.device
+        self._state = TargetState(
+            memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv
+        )
+        drafter = models.drafter
+        self._context: DraftContext | None = None
+        self._pending = torch.empty(0)
+        if drafter is not None:
+            rings = memory.images.rings
+            pages = memory.draft if memory.draft is not None else memory.target  # not read without full layers
+            self._context = DraftContext(rings.keys, rings.values, pages.keys, pages.values)
+            width = models.draft_tokens + 1
+            features = len(models.taps) * models.geometry.hidden_size
+            self._pending = torch.zeros(lanes, width, features, dtype=models.dtype, device=self._device)
+
+    # ------------------------------------------------------------------------------------------------ prefill
+
+    @torch.no_grad()
+    def prefill(self, lane: Lane, end: int) -> None:
+        """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it."""
+        start = lane.frontier
+        ids = torch.tensor([lane.ledger[start:end]], device=self._device)
+        columns = Columns(ids, self._int([start]), self._int([end - start]), self._page_table([lane]), self._slots([lane]))
+        forward = self._models.target.prefill(columns, self._state, self._models.taps)
+        self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
+        if self._models.drafter is not None and self._context is not None and forward.features is not None:
+            self._models.drafter.append_context(
+                forward.features, columns.start, columns.valid, self._draft_rows([lane]), self._context
+            )
+        lane.memory.frontier = lane.memory.context_frontier = end
+
+    @torch.no_grad()
+    def first_token(self, lane: Lane) -> int:
+        """The token after the prompt, chosen from the continuation hidden under position F - 1."""
+        hidden = self._memory.images.hidden[lane.memory.slot]
+        logits = self._models.target.logits(hidden)[None, None]
+        return int(choose(logits, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
+
+    # ------------------------------------------------------------------------------------------------ rounds
+
+    @torch.no_grad()
+    def run(self, lanes: Sequence[Lane]) -> ExecutedRound:
+        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
+        self.catch_up(lanes)
+        sampling = self._sampling(lanes)
+        extents = [self._extent(lane) for lane in lanes]
+        frontier = self._int([lane.frontier for lane in lanes])
+        anchors = self._int([lane.anchor for lane in lanes])
+        extent = self._int(extents)
+        width = max(extents) + 1
+        proposal = self._propose(lanes, anchors, frontier, extent, width, sampling) if width > 1 else None
+
+        ids = anchors[:, None].repeat(1, width)  # columns beyond the live width repeat the anchor
+        if proposal is not None:
+            live = torch.arange(1, width, device=self._device) <= extent[:, None]
+            ids[:, 1:] = torch.where(live, proposal.drafts[:, : width - 1], ids[:, 1:])
+        columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes))
+        forward = self._models.target.verify(columns, self._state, self._models.taps)
+        verdict = accept(self._models.target.logits(forward.hidden), proposal, extent, frontier, sampling)
+        accepted = verdict.accepted.tolist()
+        licensed = [tuple(row[: count + 1]) for row, count in zip(verdict.licensed.tolist(), accepted, strict=True)]
+        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), forward)
+
+    @torch.no_grad()
+    def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
+        """Adopts the first counts[i] input columns of each lane; 0 leaves a lane exactly as it was."""
+        lanes = done.lanes
+        self._models.target.commit(done.forward.records, self._int(counts), self._slots(lanes), self._state)
+        for index, (lane, kept) in enumerate(zip(lanes, counts, strict=True)):
+            if kept == 0:
+                continue
+            self._memory.images.hidden[lane.memory.slot] = done.forward.hidden[index, kept - 1]
+            if done.forward.features is not None:
+                self._pending[lane.row, :kept] = done.forward.features[index, :kept]
+                lane.pending = kept
+            lane.memory.frontier += kept
+            if self._models.drafter is None:
+                lane.memory.context_frontier = lane.memory.frontier
+
+    @torch.no_grad()
+    def catch_up(self, lanes: Sequence[Lane]) -> None:
+        """Takes pending features into the draft context, so that it reaches the frontier of every lane."""
+        lanes = [lane for lane in lanes if lane.pending]
+        if not lanes or self._models.drafter is None or self._context is None:
+            return
+        counts = [lane.pending for lane in lanes]
+        features = self._pending[[lane.row for lane in lanes], : max(counts)]
+        start = self._int([lane.memory.context_frontier for lane in lanes])
+        self._models.drafter.append_context(
+            features, start, self._int(counts), self._draft_rows(lanes), self._context
+        )
+        for lane in lanes:
+            lane.memory.context_frontier += lane.pending
+            lane.pending = 0
+
+    def _extent(self, lane: Lane) -> int:
+        """P: proposals that may be verified for a lane this round (decision 7)."""
+        drafter = self._models.drafter
+        if drafter is None or not lane.submit.drafting:
+            return 0
+        room = drafter.config.max_positions - lane.frontier - 1
+        return max(0, min(self._models.draft_tokens, lane.tokens_left - 1, room))
+
+    def _propose(
+        self,
+        lanes: Sequence[Lane],
+        anchors: torch.Tensor,
+        frontier: torch.Tensor,
+        extent: torch.Tensor,
+        width: int,
+        sampling: RowSampling,
+    ) -> Proposal:
+        drafter = self._models.drafter
+        assert drafter is not None and self._context is not None
+        if drafter.selector is not None:
+            width = self._models.draft_tokens + 1
+            columns = torch.full_like(extent, width)
+        else:
+            columns = extent + 1
+        rows = self._draft_rows(lanes)
+        target = self._models.target
+        return drafter.propose(target, anchors, frontier, columns, width, rows, self._context, sampling)
+
+    # ------------------------------------------------------------------------------------------------ rows
+
+    def _int(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _slots(self, lanes: Sequence[Lane]) -> torch.Tensor:
+        return self._int([lane.memory.slot for lane in lanes])
+
+    def _page_table(self, lanes: Sequence[Lane]) -> torch.Tensor:
+        return self._padded([lane.memory.pages for lane in lanes])
+
+    def _draft_rows(self, lanes: Sequence[Lane]) -> DraftRows:
+        return DraftRows(self._slots(lanes), self._padded([lane.memory.draft_pages for lane in lanes]))
+
+    def _padded(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
+        longest = max(len(table) for table in tables)
+        return self._int([[*table, *[0] * (longest - len(table))] for table in tables])
+
+    def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
+        controls = [lane.submit.sampling for lane in lanes]
+        return RowSampling(
+            temperature=torch.tensor([c.temperature for c in controls], dtype=torch.float32, device=self._device),
+            top_k=self._int([c.top_k for c in controls]),
+            top_p=torch.tensor([c.top_p for c in controls], dtype=torch.float32, device=self._device),
+            seeds=self._int([signed_seed(c.seed) for c in controls]),
+            sub=self._int([c.sub for c in controls]),
+        )

@@ -1,0 +1,143 @@
+"""An engine on a thread of its own, for asyncio callers: turns are event iterators, everything else is a call.
+
+The thread owns the engine and all of its tensors. Commands go in through a queue, events come out through the caller's
+event loop; neither side waits for the other. The same two streams cross a pipe when the engine is a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from deployment.engine import errors
+from deployment.engine.engine import Engine
+from deployment.engine.errors import EngineError
+from deployment.engine.loading import Models, load_models
+from deployment.engine.messages import Cancel, Command, Event, Failed, Finished, Submit
+from deployment.engine.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+
+class EngineService:
+    """Runs an engine. Its asyncio methods may be used from one event loop at a time; `close` from anywhere."""
+
+    def __init__(self, models: Models, options: EngineOptions) -> None:
+        self.options = options
+        self.tokenizer = models.tokenizer
+        self.chat_template = models.chat_template
+        self.generation_defaults = models.defaults
+        self.context_limit = models.context
+        self.fingerprint = models.fingerprint
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._listeners: dict[str, Callable[[Event], None]] = {}
+        self._lock = threading.Lock()
+        self._fault: BaseException | None = None
+        self._ended = False
+        self._engine = Engine(models, options, self._deliver)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, options: EngineOptions) -> EngineService:
+        """Loads the models and starts the thread. Raises ModelError."""
+        return cls(load_models(options), options)
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine's thread has ended, by `close` or by a fault."""
+        return not self._ended
+
+    async def turn(self, submit: Submit) -> AsyncIterator[Event]:
+        """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        ended = False
+        with self._listening(submit.turn, events):
+            self._commands.put(submit)
+            try:
+                while not ended:
+                    event = await events.get()
+                    ended = isinstance(event, Finished | Failed)
+                    yield event
+            finally:
+                if not ended:
+                    self._commands.put(Cancel(submit.turn))
+
+    async def call(self, command: Command) -> Event:
+        """Runs a command that has one answer, and returns it. Raises EngineError where the engine answers Failed."""
+        if isinstance(command, Submit | Cancel):
+            raise TypeError(f"{type(command).__name__} has no single answer: use `turn` or `send`")
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        with self._listening(command.call, events):
+            self._commands.put(command)
+            event = await events.get()
+        if isinstance(event, Failed):
+            raise EngineError(event.code, event.message, event.param)
+        return event
+
+    def send(self, command: Cancel) -> None:
+        """Sends a command that has no answer."""
+        self._commands.put(command)
+
+    def close(self) -> None:
+        """Ends the thread after its current step. Running turns fail with `internal_error`."""
+        self._commands.put(None)
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def _listening(self, ref: str, events: asyncio.Queue[Event]):
+        loop = asyncio.get_running_loop()
+
+        def listener(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        with self._lock:
+            if self._ended:
+                raise EngineError(errors.INTERNAL_ERROR, f"the engine has ended: {self._fault or 'it was closed'}")
+            if ref in self._listeners:
+                raise EngineError(errors.INVALID_REQUEST, f"{ref!r} is in use by another turn or call", "turn")
+            self._listeners[ref] = listener
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.pop(ref, None)
+
+    def _deliver(self, event: Event) -> None:
+        ref = event.ref if isinstance(event, Failed) else getattr(event, "turn", None) or getattr(event, "call", "")
+        with self._lock:
+            listener = self._listeners.get(ref)
+        if listener is not None:
+            listener(event)
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._engine.step()
+        except BaseException as error:
+            self._fault = error
+            logger.exception("the engine's thread ended")
+        with self._lock:
+            self._ended = True
+            waiting = dict(self._listeners)
+        reason = f"the engine has ended: {self._fault or 'it was closed'}"
+        for ref, listener in waiting.items():
+            listener(Failed(ref, errors.INTERNAL_ERROR, reason))
+
+    def _take_commands(self) -> bool:
+        """Hands all waiting commands to the engine; waits for one when there is nothing to do. False: time to end."""
+        wait = self._engine.idle
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._engine.execute(command)
+            wait = self._engine.idle

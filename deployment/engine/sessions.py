@@ -1,0 +1,98 @@
+"""Which checkpoints a session holds on the device, which one a prompt can go on from, and which go first.
+
+At most `KEPT` checkpoints a session, the oldest released first. When memory is short, the session that was used least
+recently loses its oldest checkpoint: its copies in other tiers are not touched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployment.engine.messages import Hit
+from state.checkpoint import Checkpoint
+from state.memory import StateMemory
+
+KEPT = 4
+
+
+@dataclass(eq=False)
+class HeldSession:
+    """`checkpoints`, oldest first. `origin`: where they came from, until a turn has gone on from them."""
+
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    origin: Hit = "device"
+
+
+class SessionTable:
+    """Sessions by key, least recently used first. Owns the checkpoints that it holds."""
+
+    def __init__(self, memory: StateMemory) -> None:
+        self._memory = memory
+        self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def checkpoints(self, session: str) -> tuple[Checkpoint, ...]:
+        """All checkpoints of a session, oldest first; none if it is unknown."""
+        held = self._sessions.get(session)
+        return tuple(held.checkpoints) if held else ()
+
+    def deepest_prefix(self, session: str, prompt: Sequence[int]) -> tuple[Checkpoint, Hit] | None:
+        """The deepest checkpoint whose processed tokens are an exact prefix of `prompt` and shorter than it, so that
+        at least one token is prefilled. Also marks the session as used."""
+        held = self._sessions.get(session)
+        if held is None:
+            return None
+        self._sessions.move_to_end(session)
+        prompt = tuple(prompt)
+        fitting = [c for c in held.checkpoints if c.frontier < len(prompt) and c.ledger[: c.frontier] == prompt[: c.frontier]]
+        best = max(fitting, key=lambda c: c.frontier, default=None)
+        if best is None or best.frontier == 0:
+            return None
+        return best, held.origin
+
+    def settle(self, session: str) -> None:
+        """From now on the session's state counts as this device's own."""
+        if session in self._sessions:
+            self._sessions[session].origin = "device"
+
+    def add(self, session: str, checkpoint: Checkpoint) -> None:
+        """Gives a checkpoint to a session, and releases what it replaces: the same frontier and kind, or the oldest."""
+        held = self._sessions.setdefault(session, HeldSession())
+        self._sessions.move_to_end(session)
+        same = [c for c in held.checkpoints if (c.kind, c.frontier) == (checkpoint.kind, checkpoint.frontier)]
+        for old in same:
+            self._release(held, old)
+        held.checkpoints.append(checkpoint)
+        while len(held.checkpoints) > KEPT:
+            self._release(held, held.checkpoints[0])
+
+    def replace(self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit) -> None:
+        """Gives a session exactly these checkpoints, oldest first."""
+        self.drop(session)
+        self._sessions[session] = HeldSession(list(checkpoints)[-KEPT:], origin)
+        for surplus in list(checkpoints)[:-KEPT]:
+            self._memory.release(surplus)
+
+    def drop(self, session: str) -> None:
+        """Releases all that a session holds; unknown sessions are ignored."""
+        held = self._sessions.pop(session, None)
+        for checkpoint in held.checkpoints if held else ():
+            self._memory.release(checkpoint)
+
+    def evict_one(self, keep: str | None = None) -> bool:
+        """Releases the oldest checkpoint of the session used least recently, other than `keep`. False if none is."""
+        for session, held in self._sessions.items():
+            if session != keep and held.checkpoints:
+                self._release(held, held.checkpoints[0])
+                if not held.checkpoints:
+                    del self._sessions[session]
+                return True
+        return False
+
+    def _release(self, held: HeldSession, checkpoint: Checkpoint) -> None:
+        held.checkpoints.remove(checkpoint)
+        self._memory.release(checkpoint)

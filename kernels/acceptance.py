@@ -1,0 +1,162 @@
+"""Verification's verdict: how many drafts of each row stand, and what comes after them.
+
+Column i of the target predicts the token at F + i + 1; draft d_(i+1) is checked against it. P = extent[b] drafts are
+checked. Licensed tokens are y = [d_1 .. d_A, correction or bonus], A + 1 of them.
+
+    one-hot q (no drafter, DFlash, greedy rows)
+        y_i = the target's choice under position F + i: argmax, or the `target` race over p_i
+        A   = length of the prefix with d_(i+1) == y_i, so that output never depends on what was proposed
+    retained q (DFlash2 at T > 0)
+        accept d while u q(d) < p(d), u the `accept` uniform under F + i
+        on rejection the `correction` race over max(p - q, 0), or over p where that sums to 0
+        after P acceptances the `target` race over p_P
+
+Source: specification (verification, correction); decisions 13-15.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.randomness import ACCEPT, CORRECTION, TARGET, race, uniform
+from kernels.sampling import processed_distribution
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """Per-row controls, one entry a row: `temperature`, `top_p` FP32 [B]; `top_k`, `seeds`, `sub` int64 [B]."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    seeds: torch.Tensor
+    sub: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """K drafts a row: `drafts` int64 [B, K]. DFlash2 also keeps `candidates` int64 [B, K, C] and `law` FP32 [B, K, C],
+    the q that each draft was drawn from; without them q is one-hot."""
+
+    drafts: torch.Tensor
+    candidates: torch.Tensor | None = None
+    law: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`licensed` int64 [B, W]: the first accepted[b] + 1 entries of row b count; `accepted` int64 [B]."""
+
+    licensed: torch.Tensor
+    accepted: torch.Tensor
+
+
+def choose(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
+    """The target's own choice: `logits` FP32 [B, W, V] over public rows, `positions` int64 [B, W] of the predicting
+    columns -> int64 [B, W]. Argmax for greedy rows, the `target` race over p for the others."""
+    batch, width, vocabulary = logits.shape
+    chosen = logits.argmax(-1)
+    sampled = sampling.temperature > 0
+    if bool(sampled.any()):
+        p = _processed(logits[sampled], sampling, sampled)
+        drawn = race(
+            p.view(-1, vocabulary),
+            sampling.seeds[sampled].repeat_interleave(width),
+            positions[sampled].reshape(-1),
+            TARGET,
+            sampling.sub[sampled].repeat_interleave(width),
+        )
+        chosen[sampled] = drawn.view(-1, width)
+    return chosen
+
+
+def accept(
+    logits: torch.Tensor,
+    proposal: Proposal | None,
+    extent: torch.Tensor,
+    frontier: torch.Tensor,
+    sampling: RowSampling,
+) -> Verdict:
+    """`logits` FP32 [B, W, V] of the verified columns over public rows, W >= max(extent) + 1; `extent`, `frontier`
+    int64 [B] -> what is licensed. Without a proposal every extent is 0."""
+    width = logits.shape[1]
+    positions = frontier[:, None] + torch.arange(width, device=logits.device)
+    if proposal is None:
+        return Verdict(choose(logits, positions, sampling)[:, :1], torch.zeros_like(extent))
+    retained = torch.zeros_like(sampling.temperature, dtype=torch.bool)
+    if proposal.law is not None:
+        retained = sampling.temperature > 0
+    licensed = torch.zeros_like(positions)
+    accepted = torch.zeros_like(extent)
+    if not bool(retained.all()):
+        rows = ~retained
+        chosen = choose(logits[rows], positions[rows], _rows(sampling, rows))
+        licensed[rows] = chosen
+        accepted[rows] = _prefix(chosen[:, : width - 1] == proposal.drafts[rows, : width - 1], extent[rows])
+    if bool(retained.any()):
+        verdict = _accept_retained(logits, proposal, extent, positions, sampling, retained)
+        licensed[retained], accepted[retained] = verdict.licensed, verdict.accepted
+    return Verdict(licensed, accepted)
+
+
+def _accept_retained(
+    logits: torch.Tensor,
+    proposal: Proposal,
+    extent: torch.Tensor,
+    positions: torch.Tensor,
+    sampling: RowSampling,
+    rows: torch.Tensor,
+) -> Verdict:
+    """The rule for a retained q, for the rows selected by bool `rows` [B]."""
+    assert proposal.candidates is not None and proposal.law is not None
+    width = logits.shape[1]
+    columns = width - 1
+    p = _processed(logits[rows], sampling, rows)
+    drafts = proposal.drafts[rows, :columns]
+    candidates, law = proposal.candidates[rows, :columns], proposal.law[rows, :columns]
+    seeds, sub = sampling.seeds[rows], sampling.sub[rows]
+    positions, extent = positions[rows], extent[rows]
+
+    q = torch.zeros_like(p[:, :columns]).scatter_add_(-1, candidates, law)
+    p_draft = p[:, :columns].gather(-1, drafts[..., None])[..., 0]
+    q_draft = q.gather(-1, drafts[..., None])[..., 0]
+    u = uniform(seeds[:, None], positions[:, :columns], ACCEPT, sub[:, None])
+    accepted = _prefix(u * q_draft < p_draft, extent)
+
+    row = torch.arange(accepted.shape[0], device=p.device)
+    last = positions[row, accepted]
+    p_last = p[row, accepted]
+    q_last = torch.nn.functional.pad(q, (0, 0, 0, 1))[row, accepted]
+    residual = (p_last - q_last).clamp(min=0.0)
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_last)
+    correction = race(residual, seeds, last, CORRECTION, sub)
+    bonus = race(p_last, seeds, last, TARGET, sub)
+    licensed = torch.nn.functional.pad(drafts, (0, 1))
+    licensed[row, accepted] = torch.where(accepted < extent, correction, bonus)
+    return Verdict(licensed, accepted)
+
+
+def _processed(logits: torch.Tensor, sampling: RowSampling, rows: torch.Tensor) -> torch.Tensor:
+    """p of every column: `logits` [R, W, V] of the rows selected by bool `rows` [B] -> FP32 [R, W, V]."""
+    width, vocabulary = logits.shape[1:]
+    p = processed_distribution(
+        logits.reshape(-1, vocabulary),
+        sampling.temperature[rows].repeat_interleave(width),
+        sampling.top_k[rows].repeat_interleave(width),
+        sampling.top_p[rows].repeat_interleave(width),
+    )
+    return p.view(-1, width, vocabulary)
+
+
+def _prefix(agrees: torch.Tensor, extent: torch.Tensor) -> torch.Tensor:
+    """Length of each row's leading run of True within its extent: bool [B, K], int64 [B] -> int64 [B]."""
+    column = torch.arange(agrees.shape[1], device=agrees.device)
+    return (agrees & (column < extent[:, None])).to(torch.int64).cumprod(-1).sum(-1)
+
+
+def _rows(sampling: RowSampling, rows: torch.Tensor) -> RowSampling:
+    return RowSampling(
+        sampling.temperature[rows], sampling.top_k[rows], sampling.top_p[rows], sampling.seeds[rows], sampling.sub[rows]
+    )

@@ -1,0 +1,93 @@
+"""Counter-based random numbers: Philox4x32-10, keyed by (seed, position, purpose, sub), never by batch row.
+
+    key     = seed (64 bits)
+    counter = (token >> 2, position, purpose, sub)         four 32-bit words
+    r32     = word (token & 3) of the output
+
+so that every (seed, position, purpose, sub, token) has a number of its own, whichever lane, batch, replica or device
+draws it. `accept` and `proposal` draw one uniform of 24 bits (token 0). `target` and `correction` are exponential
+races, which need a number per token (decision 13):
+
+    u_v = min((r32 + 0.5) / 2^32, 1 - 2^-24) in FP32        E_v = -log1p(-u_v)        winner = argmin E_v / w_v
+
+Position is the scalar cache ordinal of the column that predicts: the token at t is drawn under t - 1.
+
+Source: decision 13; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox and its constants).
+"""
+
+from __future__ import annotations
+
+import torch
+
+PROPOSAL, ACCEPT, TARGET, CORRECTION = 0, 1, 2, 3
+
+_MASK32 = 0xFFFFFFFF
+_MULTIPLY = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LARGEST_UNIFORM = 1.0 - 2.0**-24
+
+
+def _multiply_high_low(constant: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of `constant * x`, both factors below 2^32, in int64 without overflow."""
+    low_part = constant * (x & 0xFFFF)
+    high_part = constant * (x >> 16) + (low_part >> 16)
+    return high_part >> 16, ((high_part & 0xFFFF) << 16) | (low_part & 0xFFFF)
+
+
+def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10. Four counter words and two key words, int64 in [0, 2^32), broadcastable -> four output words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply_high_low(_MULTIPLY[0], c0)
+        high1, low1 = _multiply_high_low(_MULTIPLY[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK32, (k1 + _WEYL[1]) & _MASK32
+    return c0, c1, c2, c3
+
+
+def _key(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two key words of `seeds` (int64, the two's complement of an unsigned 64-bit seed)."""
+    return seeds & _MASK32, (seeds >> 32) & _MASK32
+
+
+def signed_seed(seed: int) -> int:
+    """An unsigned 64-bit seed as the int64 that a tensor holds. Larger or negative seeds are reduced mod 2^64."""
+    seed &= 0xFFFFFFFFFFFFFFFF
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor) -> torch.Tensor:
+    """One uniform in [0, 1) of 24 bits a row. `seeds`, `positions`, `sub` int64 [...] -> FP32 [...]."""
+    zeros = torch.zeros_like(positions)
+    words = philox((zeros, positions & _MASK32, zeros + purpose, sub & _MASK32), _key(seeds))
+    return (words[0] >> 8).float() * 2.0**-24
+
+
+def exponential(
+    seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """The race's noise E_v. All arguments int64 and broadcastable -> FP32 of the broadcast shape, positive."""
+    zeros = torch.zeros_like(tokens)
+    counter = (tokens >> 2, zeros + (positions & _MASK32), zeros + purpose, zeros + (sub & _MASK32))
+    words = torch.stack(torch.broadcast_tensors(*philox(counter, _key(seeds))))
+    lane = (tokens & 3).expand(words.shape[1:])
+    r32 = words.gather(0, lane[None])[0]
+    u = ((r32.float() + 0.5) * 2.0**-32).clamp(max=_LARGEST_UNIFORM)
+    return -torch.log1p(-u)
+
+
+def race(
+    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor
+) -> torch.Tensor:
+    """Draws one token a row with probability proportional to its weight.
+
+    `weights` FP32 [R, V], not negative, at least one positive a row; `seeds`, `positions`, `sub` int64 [R] -> int64
+    [R]. Tokens of weight 0 never win; exact ties go to the lower id. Only the tokens of positive weight are drawn for.
+    """
+    rows, tokens = (weights > 0).nonzero(as_tuple=True)
+    noise = exponential(seeds[rows], positions[rows], purpose, sub[rows], tokens)
+    time = torch.full_like(weights, float("inf"))
+    time[rows, tokens] = noise / weights[rows, tokens]
+    return time.argmin(-1)

@@ -1,0 +1,68 @@
+"""Rotary position embedding, split-half, over the first `2 * len(frequencies)` dimensions of a head.
+
+    out[j]     = x[j] * cos(p * f_j) - x[j + R/2] * sin(p * f_j)        j in [0, R/2)
+    out[j+R/2] = x[j + R/2] * cos(p * f_j) + x[j] * sin(p * f_j)
+    out[R:]    = x[R:]
+
+The drafter rotates the full head by scalar cache positions. The target rotates a part of the head; for text its three
+MRoPE axes are equal, so that scalar positions are exact there too. Angles, sine and cosine are FP32, and are rounded to
+x's dtype before they are applied.
+
+Source: specification ("rope_1d"), decision 2 (drafter), research of the target's MRoPE for text.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def rotary_frequencies(dim: int, theta: float, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Frequencies of `dim` rotated dimensions (even): FP32 [dim / 2], theta^(-2j/dim)."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
+    return 1.0 / (theta**exponent)
+
+
+def yarn_frequencies(
+    dim: int,
+    theta: float,
+    factor: float,
+    original_positions: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """As `rotary_frequencies`, stretched by YaRN: frequencies of fewer than `beta_slow` turns over
+    `original_positions` are divided by `factor`, those of more than `beta_fast` turns are kept, the rest is blended.
+    `truncate` rounds the blend's ends to whole dimensions. Source: Peng et al. 2023, section 3.2."""
+
+    def dimension_of(turns: float) -> float:
+        return dim * math.log(original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(beta_fast), dimension_of(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = max(high - low, 1e-3)
+    ramp = ((torch.arange(dim // 2, device=device).float() - low) / width).clamp(0.0, 1.0)
+    frequencies = rotary_frequencies(dim, theta, device)
+    return frequencies / factor * ramp + frequencies * (1.0 - ramp)
+
+
+def rotary_tables(
+    positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`positions` integer [...] and FP32 `frequencies` [R/2] -> (cos, sin) times `factor`, FP32 [..., R/2]."""
+    angles = positions.to(torch.float32)[..., None] * frequencies
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`x` [..., heads, D] with tables [..., R/2] of its positions -> [..., heads, D], R <= D, in x's dtype."""
+    half = cos.shape[-1]
+    cos = cos[..., None, :].to(x.dtype)
+    sin = sin[..., None, :].to(x.dtype)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

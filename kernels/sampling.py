@@ -1,0 +1,34 @@
+"""The target's processed distribution p at a position: what verification accepts against and draws from.
+
+Order (decision 12; the controls not listed come with the issue Engine): public mask; temperature; top-k; top-p over the
+mass that top-k kept; renormalise. Ties by lower token id throughout. Logits are FP32 from the head on.
+
+    top-k   the k largest logits; 0 keeps all
+    top-p   the shortest prefix, in descending order, whose mass reaches top_p of the kept mass; at least one token
+
+A greedy row (temperature <= 0) has the point mass of its argmax.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.ordering import top_rows
+
+
+def processed_distribution(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """`logits` FP32 [R, V] over public rows; `temperature`, `top_p` FP32 [R], `top_k` int64 [R] -> p, FP32 [R, V]."""
+    vocabulary = logits.shape[-1]
+    greedy = temperature <= 0
+    keep = torch.where(top_k <= 0, vocabulary, top_k.clamp(max=vocabulary))
+    keep = torch.where(greedy, 1, keep)
+    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    ordered, order = top_rows(scaled, int(keep.max()))
+    rank = torch.arange(ordered.shape[-1], device=logits.device)
+    mass = (ordered - ordered[:, :1]).exp().masked_fill(rank >= keep[:, None], 0.0)
+    before = mass.cumsum(-1) - mass
+    reach = top_p[:, None] * mass.sum(-1, keepdim=True)
+    mass = mass.masked_fill((before >= reach) & (rank > 0), 0.0)
+    return torch.zeros_like(logits).scatter_(-1, order, mass / mass.sum(-1, keepdim=True))

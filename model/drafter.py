@@ -1,0 +1,304 @@
+"""The DFlash and DFlash2 drafters: one masked-block forward proposes K tokens, conditioned on target features.
+
+    n = plain_norm(x);  [n, delta] = attention_conv.prepare(n)                     (DFlash2 only)
+    q, k, v of n; plain head norms on q and k; full-head rotary at F, F+1, ..      k, v are scratch of the block
+    a = attention(q, context ++ block);  y = x + [attention_conv.finish](W_output a)
+    m = plain_norm(y);  [m, delta] = mlp_conv.prepare(m);  x = y + [mlp_conv.finish](W_down(SiLU(W_gate m) * W_up m))
+    mask hidden = plain_norm(x)[1:]
+
+Input is the target's embedding of [anchor, MASK x K]; mask column i predicts the token at its own position F + i. The
+same backbone serves both kinds; a DFlash2 layer has two convolutions, and a DFlash2 drafter a selector.
+
+Context comes only from committed target features: `append_context` projects them into rings (local layers) and pages
+(full layers) that the caller owns.
+
+Source: specification; decisions 1-4, 8, 10; tensor names from research/peers.md 1.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels import grouped_convolution
+from kernels.acceptance import Proposal, RowSampling
+from kernels.block_attention import full_block_attention, local_block_attention
+from kernels.context_kv import context_features, context_keys_values, write_ring
+from kernels.norms import plain_rms_norm
+from kernels.paged_attention import write_pages
+from kernels.rotary import apply_rotary
+from kernels.selector import select_path
+from kernels.shortlist import shortlist
+from model.checkpoint import Checkpoint
+from model.config import DraftConfig
+from model.rotary import Rotary
+from model.target import Target
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """Views of the caller's draft planes. Rings `ring_keys`, `ring_values` [slots, local layers, S, Hkv, D]; pages
+    `page_keys`, `page_values` [pages, full layers, 64, Hkv, D]."""
+
+    ring_keys: torch.Tensor
+    ring_values: torch.Tensor
+    page_keys: torch.Tensor
+    page_values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Where B rows keep their context: `slots` [B], `page_table` [B, M], int64."""
+
+    slots: torch.Tensor
+    page_table: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Convolution:
+    base: torch.Tensor
+    projection: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DraftLayer:
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+    output: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    attention_conv: Convolution | None
+    mlp_conv: Convolution | None
+
+
+@dataclass(frozen=True)
+class Selector:
+    hidden: torch.Tensor
+    predecessor: torch.Tensor
+    successor: torch.Tensor
+
+
+class Drafter:
+    """Weights and the two passes of a drafter. Embedding and head are the target's."""
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        causal: tuple[bool, ...],
+        feature: torch.Tensor,
+        context_norm: torch.Tensor,
+        layers: tuple[DraftLayer, ...],
+        final_norm: torch.Tensor,
+        selector: Selector | None,
+    ) -> None:
+        self.config = config
+        self.causal = causal
+        self.feature = feature
+        self.context_norm = context_norm
+        self.layers = layers
+        self.final_norm = final_norm
+        self.selector = selector
+        self.rotary = Rotary.of(config.rotary, feature.device)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: DraftConfig,
+        vocab_size: int,
+        causal: tuple[bool, ...],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Drafter:
+        """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
+        h, d, inner = config.hidden_size, config.head_dim, config.intermediate_size
+        q, kv = config.num_heads * d, config.num_kv_heads * d
+
+        def read(name: str, *shape: int) -> torch.Tensor:
+            return checkpoint.tensor(name, shape).to(device=device, dtype=dtype)
+
+        def convolution(name: str) -> Convolution | None:
+            if config.conv_taps is None or config.conv_group is None:
+                return None
+            rows = grouped_convolution.SIDES * config.conv_taps * (h // config.conv_group)
+            return Convolution(
+                read(f"{name}.base_kernel", grouped_convolution.SIDES, config.conv_taps, h),
+                read(f"{name}.kernel_projection.weight", rows, h),
+            )
+
+        def layer(i: int) -> DraftLayer:
+            name = f"layers.{i}."
+            qkv = (
+                read(f"{name}self_attn.q_proj.weight", q, h),
+                read(f"{name}self_attn.k_proj.weight", kv, h),
+                read(f"{name}self_attn.v_proj.weight", kv, h),
+            )
+            gate_up = (read(f"{name}mlp.gate_proj.weight", inner, h), read(f"{name}mlp.up_proj.weight", inner, h))
+            return DraftLayer(
+                input_norm=read(f"{name}input_layernorm.weight", h),
+                qkv=torch.cat(qkv),
+                q_norm=read(f"{name}self_attn.q_norm.weight", d),
+                k_norm=read(f"{name}self_attn.k_norm.weight", d),
+                output=read(f"{name}self_attn.o_proj.weight", h, q),
+                post_norm=read(f"{name}post_attention_layernorm.weight", h),
+                gate_up=torch.cat(gate_up),
+                down=read(f"{name}mlp.down_proj.weight", h, inner),
+                attention_conv=convolution(f"{name}attention_conv"),
+                mlp_conv=convolution(f"{name}mlp_conv"),
+            )
+
+        selector = None
+        if config.selector_rank is not None:
+            rank = config.selector_rank
+            selector = Selector(
+                read("candidate_selector.hidden_projection.weight", rank, h),
+                read("candidate_selector.predecessor_codebook", vocab_size, rank),
+                read("candidate_selector.successor_codebook", vocab_size, rank),
+            )
+        return cls(
+            config,
+            causal,
+            read("fc.weight", h, len(config.target_layer_ids) * h),
+            read("hidden_norm.weight", h),
+            tuple(layer(i) for i in range(config.num_layers)),
+            read("norm.weight", h),
+            selector,
+        )
+
+    # -------------------------------------------------------------------------------------------- context
+
+    def append_context(
+        self,
+        features: torch.Tensor,
+        start: torch.Tensor,
+        counts: torch.Tensor,
+        rows: DraftRows,
+        context: DraftContext,
+    ) -> None:
+        """Projects the first counts[b] of `features` [B, T, n H], positions start[b] + i, into every layer's context."""
+        config = self.config
+        c = context_features(features, self.feature, self.context_norm, config.rms_norm_eps)
+        positions = start[:, None] + torch.arange(features.shape[1], device=features.device)
+        cos, sin = self.rotary.tables(positions)
+        for layer, (local, index) in zip(self.layers, self._stores(), strict=True):
+            _, key_weight, value_weight = self._split(layer.qkv)
+            k, v = context_keys_values(c, key_weight, value_weight, layer.k_norm, config.rms_norm_eps, cos, sin)
+            if local:
+                write_ring(context.ring_keys[:, index], k, rows.slots, start, counts)
+                write_ring(context.ring_values[:, index], v, rows.slots, start, counts)
+            else:
+                write_pages(context.page_keys[:, index], k, rows.page_table, start, counts)
+                write_pages(context.page_values[:, index], v, rows.page_table, start, counts)
+
+    # -------------------------------------------------------------------------------------------- proposal
+
+    def propose(
+        self,
+        target: Target,
+        anchors: torch.Tensor,
+        frontier: torch.Tensor,
+        columns: torch.Tensor,
+        width: int,
+        rows: DraftRows,
+        context: DraftContext,
+        sampling: RowSampling,
+    ) -> Proposal:
+        """One block of `width` columns: `anchors`, `frontier` int64 [B]; `columns` int64 [B], the columns each row
+        computes (DFlash: Q, DFlash2: W). The context frontier of every row is `frontier`."""
+        hidden = self._block(target, anchors, frontier, columns, width, rows, context)[:, 1:]
+        scores = self._scores(target, hidden)
+        batch, drafts, vocabulary = scores.shape
+        if self.selector is None:
+            return Proposal(scores.argmax(-1))
+        assert self.config.selector_top_k is not None
+        unary, candidates = shortlist(scores.view(-1, vocabulary), self.config.selector_top_k)
+        path, law = select_path(
+            candidates.view(batch, drafts, -1),
+            unary.view(batch, drafts, -1),
+            F.linear(hidden, self.selector.hidden),
+            self.selector.predecessor,
+            self.selector.successor,
+            anchors,
+            frontier,
+            sampling.temperature,
+            sampling.seeds,
+            sampling.sub,
+        )
+        return Proposal(path, candidates.view(batch, drafts, -1), law)
+
+    def _scores(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [B, K, H] -> FP32 scores over public rows [B, K, V]; multiplier, then softcap (decision 3)."""
+        scores = target.logits(hidden) * self.config.output_multiplier
+        cap = self.config.logit_softcap
+        return scores if cap is None else (scores / cap).tanh() * cap
+
+    def _block(
+        self,
+        target: Target,
+        anchors: torch.Tensor,
+        frontier: torch.Tensor,
+        columns: torch.Tensor,
+        width: int,
+        rows: DraftRows,
+        context: DraftContext,
+    ) -> torch.Tensor:
+        """The draft residual stack over [anchor, MASK x (width - 1)] -> [B, width, H] after the final norm."""
+        config = self.config
+        ids = torch.full((anchors.shape[0], width), config.mask_token_id, device=anchors.device)
+        ids[:, 0] = anchors
+        x = F.embedding(ids, target.embedding) * config.embedding_scale
+        cos, sin = self.rotary.tables(frontier[:, None] + torch.arange(width, device=anchors.device))
+        scale = config.head_dim**-0.5
+        for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):
+            n = plain_rms_norm(x, layer.input_norm, config.rms_norm_eps)
+            n, finish_a = _prepare(layer.attention_conv, n)
+            q, k, v = (y.unflatten(-1, (-1, config.head_dim)) for y in self._project(layer, n))
+            q = apply_rotary(plain_rms_norm(q, layer.q_norm, config.rms_norm_eps), cos, sin)
+            k = apply_rotary(plain_rms_norm(k, layer.k_norm, config.rms_norm_eps), cos, sin)
+            if local:
+                keys, values = context.ring_keys[:, index], context.ring_values[:, index]
+                a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
+            else:
+                keys, values = context.page_keys[:, index], context.page_values[:, index]
+                a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
+            x = x + _finish(layer.attention_conv, F.linear(a.flatten(-2), layer.output), finish_a)
+            m = plain_rms_norm(x, layer.post_norm, config.rms_norm_eps)
+            m, finish_m = _prepare(layer.mlp_conv, m)
+            gate, up = F.linear(m, layer.gate_up).chunk(2, dim=-1)
+            x = x + _finish(layer.mlp_conv, F.linear(F.silu(gate) * up, layer.down), finish_m)
+        return plain_rms_norm(x, self.final_norm, config.rms_norm_eps)
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, kv = self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
+        return qkv.split((q, kv, kv))
+
+    def _project(self, layer: DraftLayer, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, kv = self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
+        return F.linear(n, layer.qkv).split((q, kv, kv), dim=-1)
+
+    def _stores(self) -> list[tuple[bool, int]]:
+        """Per layer: whether its context is a ring, and its index among the rings or among the page planes."""
+        counts = {True: 0, False: 0}
+        stores: list[tuple[bool, int]] = []
+        for kind in self.config.layer_types:
+            local = kind == "sliding_attention"
+            stores.append((local, counts[local]))
+            counts[local] += 1
+        return stores
+
+
+def _prepare(convolution: Convolution | None, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if convolution is None:
+        return n, None
+    return grouped_convolution.prepare(n, convolution.base, convolution.projection)
+
+
+def _finish(convolution: Convolution | None, z: torch.Tensor, finish_delta: torch.Tensor | None) -> torch.Tensor:
+    if convolution is None or finish_delta is None:
+        return z
+    return grouped_convolution.finish(z, convolution.base, finish_delta)

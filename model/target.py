@@ -1,0 +1,293 @@
+"""The Qwen3.5 text target: gated delta net layers and gated full-attention layers, over state that the caller owns.
+
+    x <- x + mixer(offset_norm(x));  x <- x + ffn(offset_norm(x))           per block, no biases
+    full attention: q|gate per head, k, v; offset head norms; partial rotary; causal over pages; * sigmoid(gate); o_proj
+    gated delta net: q|k|v through a short convolution, the gated delta rule, gated norm with z, out_proj
+
+A forward runs T columns of B rows. `prefill` advances recurrent state and convolution history in place; `verify` changes
+neither and returns records, from which `commit` folds the N columns that were kept. Both write K/V of their live columns
+into pages: columns beyond the frontier are unreachable until they are committed.
+
+Source: specification; research of transformers' Qwen3.5 (names, norms, gate order); decisions 4, 5, 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels import gated_delta_net as gdn
+from kernels.norms import gated_rms_norm, offset_rms_norm
+from kernels.paged_attention import paged_attention, write_pages
+from kernels.rotary import apply_rotary
+from kernels.short_convolution import advance_history, short_convolution
+from model.checkpoint import Checkpoint
+from model.config import TargetConfig
+from model.rotary import Rotary
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """Views of the caller's pools. `keys`, `values` [pages, full layers, 64, Hkv, D]; `recurrent` FP32
+    [slots, GDN layers, Hv, Dk, Dv]; `history` [slots, GDN layers, C, taps - 1]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    recurrent: torch.Tensor
+    history: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Columns:
+    """B rows of T input columns. `token_ids` [B, T]; `start` [B], the cache ordinal of column 0; `valid` [B], live
+    columns; `page_table` [B, M]; `slots` [B], the rows' images. All int64 on the model's device."""
+
+    token_ids: torch.Tensor
+    start: torch.Tensor
+    valid: torch.Tensor
+    page_table: torch.Tensor
+    slots: torch.Tensor
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.start[:, None] + torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """`hidden` [B, T, H] after the final norm; `features` [B, T, n H], the tapped residuals in tap order (None without
+    taps); `records`, one a GDN layer, after `verify` only."""
+
+    hidden: torch.Tensor
+    features: torch.Tensor | None
+    records: tuple[gdn.Records, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    qkv: torch.Tensor
+    output: torch.Tensor
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    projection: torch.Tensor
+    convolution: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    output: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    input_norm: torch.Tensor
+    mixer: AttentionWeights | DeltaNetWeights
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Target:
+    """Weights and forward passes. One device, one dtype; A_log and dt_bias are kept in FP32."""
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        embedding: torch.Tensor,
+        blocks: tuple[Block, ...],
+        final_norm: torch.Tensor,
+        head: torch.Tensor,
+        public_rows: int,
+    ) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.blocks = blocks
+        self.final_norm = final_norm
+        self.head = head
+        self.public_rows = public_rows
+        self.rotary = Rotary.of(config.rotary, embedding.device)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: TargetConfig,
+        public_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Target:
+        """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
+
+        def read(name: str, *shape: int, as_dtype: torch.dtype = dtype) -> torch.Tensor:
+            return checkpoint.tensor(name, shape).to(device=device, dtype=as_dtype)
+
+        def block(i: int) -> Block:
+            prefix = f"layers.{i}."
+            full = config.layer_types[i] == "full_attention"
+            mixer = _read_attention(read, prefix, config) if full else _read_delta_net(read, prefix, config)
+            h, inner = config.hidden_size, config.intermediate_size
+            gate, up = read(f"{prefix}mlp.gate_proj.weight", inner, h), read(f"{prefix}mlp.up_proj.weight", inner, h)
+            return Block(
+                input_norm=read(f"{prefix}input_layernorm.weight", h),
+                mixer=mixer,
+                post_norm=read(f"{prefix}post_attention_layernorm.weight", h),
+                gate_up=torch.cat((gate, up)),
+                down=read(f"{prefix}mlp.down_proj.weight", h, inner),
+            )
+
+        embedding = read("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        return cls(
+            config,
+            embedding,
+            tuple(block(i) for i in range(config.num_layers)),
+            read("norm.weight", config.hidden_size),
+            embedding if config.tie_embeddings else read("lm_head.weight", config.vocab_size, config.hidden_size),
+            public_rows,
+        )
+
+    # -------------------------------------------------------------------------------------------- forward passes
+
+    def prefill(self, columns: Columns, state: TargetState, taps: tuple[int, ...] = ()) -> Forward:
+        """One row's chunk, all of its columns live: writes K/V and advances recurrent state and history in place."""
+        return self._forward(columns, state, taps, advance=True)
+
+    def verify(self, columns: Columns, state: TargetState, taps: tuple[int, ...] = ()) -> Forward:
+        """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records."""
+        return self._forward(columns, state, taps, advance=False)
+
+    def commit(
+        self, records: tuple[gdn.Records, ...], counts: torch.Tensor, slots: torch.Tensor, state: TargetState
+    ) -> None:
+        """Folds the first counts[b] recorded columns into the images `slots`; counts[b] = 0 changes nothing."""
+        for layer, record in enumerate(records):
+            state.recurrent[slots, layer] = gdn.fold(record, state.recurrent[slots, layer], counts)
+            state.history[slots, layer] = advance_history(state.history[slots, layer], record.columns, counts)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
+        return F.linear(hidden, self.head[: self.public_rows]).float()
+
+    def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
+        config = self.config
+        x = F.embedding(columns.token_ids, self.embedding)
+        tables = self.rotary.tables(columns.positions)
+        tapped: dict[int, torch.Tensor] = {}
+        records: list[gdn.Records] = []
+        full_layers = delta_layers = 0
+        for i, block in enumerate(self.blocks):
+            n = offset_rms_norm(x, block.input_norm, config.rms_norm_eps)
+            if isinstance(block.mixer, AttentionWeights):
+                x = x + self._attention(block.mixer, n, columns, tables, state, full_layers)
+                full_layers += 1
+            else:
+                y, record = self._delta_net(block.mixer, n, columns, state, delta_layers, advance)
+                x = x + y
+                delta_layers += 1
+                records.append(record)
+            m = offset_rms_norm(x, block.post_norm, config.rms_norm_eps)
+            gate, up = F.linear(m, block.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, block.down)
+            if i in taps:
+                tapped[i] = x
+        features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
+        hidden = offset_rms_norm(x, self.final_norm, config.rms_norm_eps)
+        return Forward(hidden, features, () if advance else tuple(records))
+
+    def _attention(
+        self,
+        weights: AttentionWeights,
+        n: torch.Tensor,
+        columns: Columns,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        state: TargetState,
+        layer: int,
+    ) -> torch.Tensor:
+        config = self.config
+        d, kv = config.head_dim, config.num_kv_heads * config.head_dim
+        q_gate, k, v = F.linear(n, weights.qkv).split((2 * config.num_heads * d, kv, kv), dim=-1)
+        q, gate = q_gate.unflatten(-1, (config.num_heads, 2 * d)).chunk(2, dim=-1)
+        k, v = k.unflatten(-1, (-1, d)), v.unflatten(-1, (-1, d))
+        q = apply_rotary(offset_rms_norm(q, weights.q_norm, config.rms_norm_eps), *tables)
+        k = apply_rotary(offset_rms_norm(k, weights.k_norm, config.rms_norm_eps), *tables)
+        keys, values = state.keys[:, layer], state.values[:, layer]
+        write_pages(keys, k, columns.page_table, columns.start, columns.valid)
+        write_pages(values, v, columns.page_table, columns.start, columns.valid)
+        out = paged_attention(q, keys, values, columns.page_table, columns.start, columns.valid, d**-0.5)
+        return F.linear((out * gate.sigmoid()).flatten(-2), weights.output)
+
+    def _delta_net(
+        self,
+        weights: DeltaNetWeights,
+        n: torch.Tensor,
+        columns: Columns,
+        state: TargetState,
+        layer: int,
+        advance: bool,
+    ) -> tuple[torch.Tensor, gdn.Records]:
+        config = self.config
+        keys_width = config.gdn_key_heads * config.gdn_key_dim
+        values_width = config.gdn_value_heads * config.gdn_value_dim
+        heads = config.gdn_value_heads
+        projected, z, b, a = F.linear(n, weights.projection).split(
+            (config.conv_channels, values_width, heads, heads), dim=-1
+        )
+        history = state.history[columns.slots, layer]
+        mixed = short_convolution(projected, history, weights.convolution)
+        q, k, v = mixed.split((keys_width, keys_width, values_width), dim=-1)
+        q, k = (x.unflatten(-1, (config.gdn_key_heads, config.gdn_key_dim)) for x in (q, k))
+        v = v.unflatten(-1, (heads, config.gdn_value_dim))
+        g, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias)
+        recurrent = state.recurrent[columns.slots, layer]
+        if advance:
+            out, after = gdn.prefill(q, k, v, g, beta, recurrent)
+            state.recurrent[columns.slots, layer] = after
+            state.history[columns.slots, layer] = advance_history(history, projected, columns.valid)
+        else:
+            out = gdn.verify(q, k, v, g, beta, recurrent, columns.valid)
+        z = z.unflatten(-1, (heads, config.gdn_value_dim))
+        normed = gated_rms_norm(out, z, weights.norm, config.rms_norm_eps)
+        return F.linear(normed.flatten(-2), weights.output), gdn.Records(k, v, g, beta, projected)
+
+
+def _read_attention(read, prefix: str, config: TargetConfig) -> AttentionWeights:  # noqa: ANN001
+    h, d = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * d, config.num_kv_heads * d
+    name = f"{prefix}self_attn."
+    return AttentionWeights(
+        qkv=torch.cat(
+            (
+                read(f"{name}q_proj.weight", 2 * q, h),
+                read(f"{name}k_proj.weight", kv, h),
+                read(f"{name}v_proj.weight", kv, h),
+            )
+        ),
+        output=read(f"{name}o_proj.weight", h, q),
+        q_norm=read(f"{name}q_norm.weight", d),
+        k_norm=read(f"{name}k_norm.weight", d),
+    )
+
+
+def _read_delta_net(read, prefix: str, config: TargetConfig) -> DeltaNetWeights:  # noqa: ANN001
+    h, heads, channels = config.hidden_size, config.gdn_value_heads, config.conv_channels
+    values = heads * config.gdn_value_dim
+    name = f"{prefix}linear_attn."
+    return DeltaNetWeights(
+        projection=torch.cat(
+            (
+                read(f"{name}in_proj_qkv.weight", channels, h),
+                read(f"{name}in_proj_z.weight", values, h),
+                read(f"{name}in_proj_b.weight", heads, h),
+                read(f"{name}in_proj_a.weight", heads, h),
+            )
+        ),
+        convolution=read(f"{name}conv1d.weight", channels, 1, config.conv_kernel)[:, 0],
+        a_log=read(f"{name}A_log", heads, as_dtype=torch.float32),
+        dt_bias=read(f"{name}dt_bias", heads, as_dtype=torch.float32),
+        norm=read(f"{name}norm.weight", config.gdn_value_dim),
+        output=read(f"{name}out_proj.weight", h, values),
+    )
