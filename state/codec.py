@@ -42,6 +42,7 @@ def encode_checkpoint(
     `record` may hold None, bool, int, float, str, bytes, lists and dicts with str keys; what else it holds is refused
     by name (`FormatError`).
     """
+    memory.check_kept(checkpoint)
     check_coverage(checkpoint.coverage, memory.geometry)
     segments: list[Segment] = []
     payload: list[bytes] = []

@@ -141,7 +141,7 @@ class StateMemory:
         Full pages are shared, a partial last page is copied before the sequence writes to it, and so is the image.
         Raises `CoverageError` or `CapacityError`.
         """
-        self._check_kept(checkpoint)
+        self.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, self.geometry)
         frontier = checkpoint.frontier
         full, columns = divmod(frontier, PAGE_TOKENS)
@@ -168,15 +168,20 @@ class StateMemory:
 
     def fork(self, checkpoint: Checkpoint) -> Checkpoint:
         """An independent checkpoint of the same state: pages are shared, the image is copied. `CapacityError`."""
-        self._check_kept(checkpoint)
+        self.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, self.geometry)
         return self._retain(replace(checkpoint, id=new_checkpoint_id(), fork_origin=checkpoint.id))
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Ends a checkpoint. Sequences and forks that share its pages keep them."""
-        self._check_kept(checkpoint)
+        self.check_kept(checkpoint)
         del self._checkpoints[checkpoint.slot]
         self._give_back(checkpoint.slot, checkpoint.pages, checkpoint.draft_pages)
+
+    def check_kept(self, checkpoint: Checkpoint) -> None:
+        """Raises `StateError` if the checkpoint is not one of this memory's: its pages may be somebody else's now."""
+        if self._checkpoints.get(checkpoint.slot) is not checkpoint:
+            raise StateError(f"checkpoint {checkpoint.id} was released, or belongs to another memory")
 
     # --------------------------------------------------------------------------------------------------- import
 
@@ -287,7 +292,3 @@ class StateMemory:
     def _check_open(self, sequence: SequenceMemory) -> None:
         if self._sequences.get(sequence.slot) is not sequence:
             raise StateError(f"the sequence at image slot {sequence.slot} is not open")
-
-    def _check_kept(self, checkpoint: Checkpoint) -> None:
-        if self._checkpoints.get(checkpoint.slot) is not checkpoint:
-            raise StateError(f"checkpoint {checkpoint.id} was released, or belongs to another memory")
