@@ -1,6 +1,6 @@
 """The HTTP interface: OpenAI chat completions, sessions, models, health."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 from ray.exceptions import RayActorError
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from deployment.actors import Cluster
 from deployment.errors import Refused, RequestError, invalid, unknown_session
-from deployment.openai_format import Completion, sse, sse_error
+from deployment.openai_format import Completion, placement_object, replica_object, sse, sse_error
 from deployment.ownership import Placement, SessionKey
 from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse
 from deployment.settings import AppArgs
@@ -51,6 +52,18 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
     return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
 
 
+@api.exception_handler(RequestValidationError)
+async def _on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return refusal(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
+
+
+@api.exception_handler(Exception)
+async def _on_fault(request: Request, error: Exception) -> JSONResponse:
+    return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
+
+
 def refusal(refused: Refused) -> JSONResponse:
     headers = {"retry-after": "1"} if refused.status in (429, 503) else {}
     return JSONResponse(refused.body, refused.status, headers)
@@ -79,6 +92,65 @@ async def document_of(request: Request, *, empty: bool = False) -> Any:
         raise invalid(f"the request body is not JSON: {error}") from None
 
 
+_NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
+
+
+def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> TurnRequest:
+    return TurnRequest(
+        turn=f"turn-{secrets.token_hex(8)}",
+        mode=mode,
+        messages=tuple(message.model_dump(exclude_none=True) for message in body.messages),
+        key=key,
+        must_exist=must_exist,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        max_tokens=body.token_budget,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        drafting=body.drafting,
+        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+    )
+
+
+async def _whole(completion: Completion, events: AsyncIterator[TurnEvent]) -> Response:
+    reasoning, content = [], []
+    async for event in events:
+        if isinstance(event, Delta):
+            reasoning.append(event.reasoning)
+            content.append(event.content)
+        elif isinstance(event, Closed):
+            document = completion.whole("".join(reasoning), "".join(content), event)
+            return JSONResponse(document, headers=completion.headers)
+        elif isinstance(event, Refused):
+            return refusal(event)
+    return refusal(_NO_TEXT)
+
+
+async def _chunks(completion: Completion, events: Any, with_usage: bool) -> AsyncIterator[str]:
+    async with aclosing(events):
+        yield sse(completion.first())
+        async for event in events:
+            if isinstance(event, Delta):
+                yield sse(completion.delta(event))
+            elif isinstance(event, Closed):
+                yield sse(completion.last(event))
+                if with_usage:
+                    yield sse(completion.usage_chunk(event))
+                yield "data: [DONE]\n\n"
+            elif isinstance(event, Refused):
+                yield sse_error(event)
+
+
+def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
+    others = [replica for replica in replicas if replica.replica != owner]
+    if not others:
+        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
+    return min(others, key=lambda replica: replica.sessions).replica
+
+
+# Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
 @serve.ingress(api)
 class Ingress:
     """Validates, finds the session's owner, and writes what the owner says."""
@@ -280,89 +352,3 @@ class Ingress:
             return await getattr(self._engine, method).remote(route, *args)
         except RayActorError:
             raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again") from None
-
-
-_NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
-
-
-def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> TurnRequest:
-    return TurnRequest(
-        turn=f"turn-{secrets.token_hex(8)}",
-        mode=mode,
-        messages=tuple(message.model_dump(exclude_none=True) for message in body.messages),
-        key=key,
-        must_exist=must_exist,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        max_tokens=body.token_budget,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
-        drafting=body.drafting,
-        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
-    )
-
-
-async def _whole(completion: Completion, events: AsyncIterator[TurnEvent]) -> Response:
-    reasoning, content = [], []
-    async for event in events:
-        if isinstance(event, Delta):
-            reasoning.append(event.reasoning)
-            content.append(event.content)
-        elif isinstance(event, Closed):
-            document = completion.whole("".join(reasoning), "".join(content), event)
-            return JSONResponse(document, headers=completion.headers)
-        elif isinstance(event, Refused):
-            return refusal(event)
-    return refusal(_NO_TEXT)
-
-
-async def _chunks(completion: Completion, events: Any, with_usage: bool) -> AsyncIterator[str]:
-    async with aclosing(events):
-        yield sse(completion.first())
-        async for event in events:
-            if isinstance(event, Delta):
-                yield sse(completion.delta(event))
-            elif isinstance(event, Closed):
-                yield sse(completion.last(event))
-                if with_usage:
-                    yield sse(completion.usage_chunk(event))
-                yield "data: [DONE]\n\n"
-            elif isinstance(event, Refused):
-                yield sse_error(event)
-
-
-def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
-    others = [replica for replica in replicas if replica.replica != owner]
-    if not others:
-        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
-    return min(others, key=lambda replica: replica.sessions).replica
-
-
-def placement_object(placement: Placement) -> dict[str, Any]:
-    return {
-        "id": placement.key.session,
-        "object": "session",
-        "created": placement.created,
-        "updated": placement.updated,
-        "replica": placement.owner,
-        "epoch": str(placement.epoch),
-        "copies": [
-            {"node": copy.node, "epoch": str(copy.epoch), "frontier": copy.frontier} for copy in placement.copies
-        ],
-    }
-
-
-def replica_object(replica: ReplicaInfo) -> dict[str, Any]:
-    return {
-        "id": replica.replica,
-        "object": "replica",
-        "pid": replica.pid,
-        "node": replica.node,
-        "model": replica.model,
-        "backend": replica.backend,
-        "sessions": replica.sessions,
-        "running": replica.running,
-        "engine": replica.engine,
-    }

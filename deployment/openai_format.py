@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deployment.errors import Refused
-from deployment.wire import Closed, Delta, Opened, SessionFacts
+from deployment.ownership import Placement
+from deployment.wire import Closed, Delta, Opened, ReplicaInfo, SessionFacts
 
 _FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
@@ -94,6 +95,34 @@ class Completion:
 def session_object(facts: SessionFacts, replica: str) -> dict[str, Any]:
     """The header `x-session-resume` as an object, and where the session ended."""
     return {**asdict(facts), "replica": replica}
+
+
+def placement_object(placement: Placement) -> dict[str, Any]:
+    return {
+        "id": placement.key.session,
+        "object": "session",
+        "created": placement.created,
+        "updated": placement.updated,
+        "replica": placement.owner,
+        "epoch": str(placement.epoch),
+        "copies": [
+            {"node": copy.node, "epoch": str(copy.epoch), "frontier": copy.frontier} for copy in placement.copies
+        ],
+    }
+
+
+def replica_object(replica: ReplicaInfo) -> dict[str, Any]:
+    return {
+        "id": replica.replica,
+        "object": "replica",
+        "pid": replica.pid,
+        "node": replica.node,
+        "model": replica.model,
+        "backend": replica.backend,
+        "sessions": replica.sessions,
+        "running": replica.running,
+        "engine": replica.engine,
+    }
 
 
 def sse(document: dict[str, Any]) -> str:

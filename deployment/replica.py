@@ -293,7 +293,7 @@ class EngineReplica:
             turns=tuple(session.turns),
         )
 
-    async def info(self) -> ReplicaInfo:
+    async def info(self, route: Route | None = None) -> ReplicaInfo:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))
         assert isinstance(answer, Facts)
         return ReplicaInfo(
