@@ -164,7 +164,7 @@ def layouts(geometry: StateGeometry, frontier: int) -> dict[str, Layout]:
     known = {"image": image}
     if g.kv_layers:
         page = (g.kv_layers, PAGE_TOKENS, g.kv_heads, g.kv_head_dim)
-        known["target"] = {name: (DTYPE_NAMES[g.kv_dtype], page) for name in ("keys", "values")}
+        known["target"] = dict.fromkeys(("keys", "values"), (DTYPE_NAMES[g.kv_dtype], page))
     if g.full_layers:
         page = (g.full_layers, PAGE_TOKENS, g.draft_kv_heads, g.draft_head_dim)
         known["draft"] = {

@@ -40,7 +40,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Segment:
-    """One safetensors document: bytes [offset, offset + size) of the payload. `sha256` is the digest itself, 32 bytes."""
+    """One safetensors document: bytes [offset, offset + size) of the payload, and their digest, 32 bytes."""
 
     name: str
     offset: int

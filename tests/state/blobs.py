@@ -57,7 +57,7 @@ def take_apart(blob: bytes) -> Parts:
 
 
 def put_together(parts: Parts) -> bytes:
-    manifest = parts.manifest_bytes if parts.manifest_bytes is not None else msgpack.packb(parts.manifest)
+    manifest = bytes(msgpack.packb(parts.manifest) or b"") if parts.manifest_bytes is None else parts.manifest_bytes
     payload = b"".join(parts.segments.values())
     total = HEADER_BYTES + len(manifest) + len(payload) + 32
     head = struct.pack("<8sHHIQ", parts.magic, *parts.version, len(manifest), total) + manifest

@@ -53,7 +53,8 @@ def test_the_live_interval_of_a_ring_is_the_last_window() -> None:
 
 
 def test_a_ledger_of_one_form_is_refused_as_the_other() -> None:
-    for form, other in (("decode", "prompt"), ("prompt", "decode")):
+    pairs: list[tuple[Form, Form]] = [("decode", "prompt"), ("prompt", "decode")]
+    for form, other in pairs:
         with pytest.raises(CoverageError, match="ledger_tokens"):
             check_coverage(replace(full_coverage(FP32, form, 40), form=other), FP32)
 

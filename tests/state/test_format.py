@@ -121,7 +121,7 @@ def golden_state() -> tuple[StateMemory, Checkpoint]:
         counting = torch.arange(plane.numel()) % 61 - 30 + number
         plane.copy_((counting / 4).to(plane.dtype).view_as(plane))
     sequence.frontier = sequence.context_frontier = 66
-    with mock.patch("state.memory.new_checkpoint_id", lambda: "f" * 32):
+    with mock.patch("state.memory.new_checkpoint_id", return_value="f" * 32):
         return memory, memory.capture(sequence, range(100, 167), "decode", "turn_end", parent="0123456789abcdef" * 2)
 
 

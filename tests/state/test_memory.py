@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -182,7 +183,7 @@ def test_whichever_pool_is_full_nothing_is_taken_from_the_others(
     memory = StateMemory(FP32, pages, draft_pages, images)
     sequence = memory.open(100)
     advance(memory, sequence, 100, seed=1)
-    actions = [lambda: memory.open(200)]
+    actions: list[Callable[[], object]] = [lambda: memory.open(200)]
     if pool == "images":
         actions.append(lambda: memory.capture(sequence, ledger_of(100), "decode", "turn_end"))
     else:
@@ -205,7 +206,7 @@ def test_what_has_ended_cannot_be_used() -> None:
     memory.release(checkpoint)
     sequence = memory.open(10)
     memory.close(sequence)
-    uses = [
+    uses: list[Callable[[], object]] = [
         lambda: memory.restore(checkpoint, 20),
         lambda: memory.fork(checkpoint),
         lambda: memory.release(checkpoint),
