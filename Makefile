@@ -17,12 +17,14 @@ help:
 
 setup: $(VENV)/.stamp
 
+# pip compiles what it installs, other installers may not; what is compiled already costs a second here. Some packages
+# carry templates that are no valid Python, so that the status of compileall says nothing.
 $(VENV)/.stamp: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	# pip compiles what it installs, other installers may not; files that are compiled already cost nothing here.
-	-$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null 2>&1
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time this takes a few minutes."
+	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+	@touch $@
 
 demo: setup
 	$(BIN)/dflash-serve demo

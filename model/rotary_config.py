@@ -59,9 +59,7 @@ def read_rotary(fields: Fields, head_dim: int, max_positions: int, *, partial: b
     factor = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 0.25)
     dim = int(head_dim * factor)
     if not 2 <= dim <= head_dim or dim % 2:
-        rope.fail(
-            f"partial_rotary_factor {factor:g} of head_dim {head_dim} gives {dim} dimensions, which must be even"
-        )
+        rope.fail(f"partial_rotary_factor {factor:g} of head_dim {head_dim} gives {dim} dimensions, which must be even")
     sections = rope.ids("mrope_section")
     if sections is not None and (len(sections) != 3 or sum(sections) != dim // 2):
         rope.fail(f"mrope_section is {list(sections)}, but must be three numbers that sum to {dim // 2}")
