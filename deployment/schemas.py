@@ -87,7 +87,7 @@ class TurnBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message]
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, strict=True, ge=0)
@@ -100,6 +100,13 @@ class TurnBody(BaseModel):
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
     chat_template_kwargs: TemplateOptions | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _not_empty(cls, messages: list[Message]) -> list[Message]:
+        if not messages:
+            raise ValueError("at least one message is needed")
+        return messages
 
     @field_validator("temperature")
     @classmethod

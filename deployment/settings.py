@@ -50,9 +50,6 @@ class AppArgs(BaseModel):
             if self.model != DEMO / "target":
                 raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
             self.draft = DEMO / self.backend
-        for name, directory in (("model", self.model), ("draft", self.draft)):
-            if directory is not None and not directory.is_dir():
-                raise ValueError(f"{name}: {directory} is not a directory")
         return self
 
     @property

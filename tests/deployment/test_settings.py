@@ -28,7 +28,7 @@ def test_demo_model_brings_the_drafter_of_the_backend():
         ({"backend": "none", "draft": DEMO / "dflash"}, "draft"),
         ({"backend": "none", "draft_tokens": 3}, "draft_tokens"),
         ({"model": DEMO}, "draft"),
-        ({"model": Path("/nowhere/at-all"), "backend": "none"}, "/nowhere/at-all"),
+        ({"model": Path("/nowhere/at-all")}, "/nowhere/at-all"),
         ({"draft_tokens": 16}, "draft_tokens"),
         ({"replicas": 0}, "replicas"),
         ({"colour": "red"}, "colour"),

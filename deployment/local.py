@@ -1,0 +1,110 @@
+"""Starts the application from this process: on a Ray of its own, or on a cluster that is already there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+
+import ray
+from ray import serve
+
+from deployment.actors import remove
+from deployment.app import build
+from deployment.settings import AppArgs
+
+OBJECT_STORE_BYTES = 160 << 20
+"""Only checkpoints on their way pass through the object store; Ray's default would take a third of the memory."""
+
+
+class LaunchError(RuntimeError):
+    """The application could not be started. The message is one sentence."""
+
+
+def port_is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def running(args: AppArgs, *, host: str, port: int, address: str | None = None, quiet: bool = False) -> Iterator[str]:
+    """The application, up and healthy, at the URL that this yields; taken down afterwards.
+
+    Without an `address` Ray is started here, for this process alone. `quiet` keeps the logs of Ray's processes in their
+    files. Raises LaunchError.
+    """
+    if address is None and not port_is_free(host, port):
+        raise LaunchError(f"port {port} of {host} is in use; choose another one with --port")
+    # Ray writes its cluster token with the umask's rights: nobody else on this machine should read it.
+    os.umask(0o077)
+    if quiet:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        _connect(address, log_to_driver=not quiet)
+        url = _deploy(args, host, port)
+        yield url
+    finally:
+        if ray.is_initialized():
+            with contextlib.suppress(Exception):  # what is left goes down with the cluster
+                serve.delete(args.app_name)
+                remove(args.app_name)
+                if address is None:
+                    serve.shutdown()
+            ray.shutdown()
+
+
+def take_down(app: str, address: str | None) -> int:
+    """Deletes the application and its detached actors from a running cluster; returns the number of actors.
+
+    Raises LaunchError if there is no cluster.
+    """
+    _connect(address or "auto", log_to_driver=False)
+    try:
+        serve.delete(app)
+        return remove(app)
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None, *, log_to_driver: bool) -> None:
+    own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if address is None else {}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=log_to_driver,
+            logging_level=logging.WARNING if log_to_driver else logging.ERROR,
+            **own,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "a local Ray could not be started" if address is None else f"no Ray cluster answers at {address!r}"
+        raise LaunchError(f"{where}: {_first_line(error)}") from None
+
+
+def _deploy(args: AppArgs, host: str, port: int) -> str:
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        serve.run(build(args), name=args.app_name, route_prefix="/")
+    except RuntimeError as error:
+        raise LaunchError(f"the application did not start: {_cause(args.app_name) or _first_line(error)}") from None
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+def _cause(app: str) -> str:
+    """The last line of what a replica's constructor raised: the sentence of a ModelError, for example."""
+    status = serve.status().applications.get(app)
+    for deployment in status.deployments.values() if status else ():
+        lines = [line.strip() for line in deployment.message.splitlines() if "Error: " in line]
+        if lines:
+            return lines[-1].partition("Error: ")[2]
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
