@@ -1,0 +1,164 @@
+"""Random numbers: Philox's published vectors, keys that are separate and never a batch row, and races with the right law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import randomness
+from kernels.randomness import ACCEPT, CORRECTION, PROPOSAL, TARGET, exponential, philox, race, signed_seed, uniform
+from tests.kernels import oracles
+
+# Random123's known answers for philox4x32-10: counter, key, output.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in text.split())
+
+
+def rows(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_words(counter: str, key: str, output: str) -> None:
+    got = philox(tuple(map(rows, words(counter))), tuple(map(rows, words(key))))  # type: ignore[arg-type]
+    assert tuple(int(word) for word in got) == words(output)
+    assert oracles.philox(words(counter), words(key)) == words(output)
+
+
+def test_a_uniform_is_the_upper_24_bits_of_its_key() -> None:
+    for seed, position, purpose, sub in [(0, 0, PROPOSAL, 0), (7, 4095, ACCEPT, 3), (2**64 - 1, 2**31, ACCEPT, 1)]:
+        got = uniform(rows(signed_seed(seed)), rows(position), purpose, rows(sub))
+        assert got.dtype == torch.float32
+        assert float(got) == oracles.uniform(seed, position, purpose, sub)
+
+
+def test_uniforms_fill_zero_to_one_evenly_and_never_reach_one() -> None:
+    n = 1 << 16
+    u = uniform(rows(5).expand(n), torch.arange(n), ACCEPT, rows(0).expand(n))
+    assert float(u.min()) >= 0.0 and float(u.max()) < 1.0
+    assert bool((u * 2**24 == (u * 2**24).round()).all())
+    assert oracles.chi_square(torch.histc(u, 64, 0.0, 1.0), torch.full((64,), 1 / 64)) > 1e-4
+
+
+def test_the_largest_word_stays_below_one_and_the_smallest_noise_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extreme(word: int):
+        monkeypatch.setattr(randomness, "philox", lambda counter, key: (torch.full_like(counter[0], word),) * 4)
+
+    zero = rows(0)
+    extreme(0xFFFFFFFF)
+    assert float(uniform(zero, zero, ACCEPT, zero)) == 1.0 - 2.0**-24
+    largest = exponential(zero, zero, TARGET, zero, zero)
+    # -log1p(-(1 - 2^-24)) = 24 log 2: clamped, for FP32 rounds (2^32 - 0.5) / 2^32 to 1
+    torch.testing.assert_close(largest, torch.tensor([24 * 0.6931471805599453]), rtol=1e-6, atol=0)
+    extreme(0)
+    assert float(uniform(zero, zero, ACCEPT, zero)) == 0.0
+    smallest = exponential(zero, zero, TARGET, zero, zero)
+    torch.testing.assert_close(smallest, torch.tensor([2.0**-33]), rtol=1e-6, atol=0)
+
+
+def test_noise_is_that_of_its_key_for_each_token() -> None:
+    tokens = rows(0, 1, 2, 3, 4, 5, 8191, 248_076)
+    for seed, position, purpose, sub in [(1, 0, TARGET, 0), (2**63 + 12345, 70_000, CORRECTION, 2)]:
+        got = exponential(rows(signed_seed(seed)), rows(position), purpose, rows(sub), tokens)
+        expected = [oracles.noise(seed, position, purpose, sub, int(token)) for token in tokens]
+        torch.testing.assert_close(got.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_every_part_of_a_key_gives_other_numbers() -> None:
+    """Also the upper half of the seed, and tokens that share a counter."""
+
+    def at(seed: int = 11, position: int = 22, purpose: int = TARGET, sub: int = 0, token: int = 40) -> float:
+        noise = exponential(rows(signed_seed(seed)), rows(position), purpose, rows(sub), rows(token))
+        return float(noise)
+
+    numbers = [at(), at(seed=12), at(seed=11 + 2**32), at(seed=11 + 2**63), at(position=23), at(sub=1), at(position=0)]
+    numbers += [at(purpose=purpose) for purpose in (PROPOSAL, ACCEPT, CORRECTION)]
+    numbers += [at(token=token) for token in (41, 42, 43, 44)]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_neighbouring_keys_are_not_correlated() -> None:
+    n = 40_000
+    zero, positions = rows(0).expand(n), torch.arange(n)
+    base = uniform(zero, positions, ACCEPT, zero)
+    others = {
+        "seed": uniform(zero + 1, positions, ACCEPT, zero),
+        "upper seed": uniform(zero + 2**32, positions, ACCEPT, zero),
+        "position": uniform(zero, positions + 1, ACCEPT, zero),
+        "purpose": uniform(zero, positions, PROPOSAL, zero),
+        "sub": uniform(zero, positions, ACCEPT, zero + 1),
+    }
+    for name, other in others.items():
+        correlation = float(torch.corrcoef(torch.stack((base, other)))[0, 1])
+        assert abs(correlation) < 5 / n**0.5, name
+
+
+def test_a_draw_does_not_depend_on_batch_rows_or_neighbours() -> None:
+    weights = torch.rand(6, 50, generator=torch.Generator().manual_seed(1))
+    seeds, positions, sub = rows(4, 4, 9, 9, 1, 4), rows(10, 11, 10, 99, 0, 10), rows(0, 0, 0, 1, 0, 1)
+    together = race(weights, seeds, positions, TARGET, sub)
+    shuffle = torch.tensor([5, 3, 0, 4, 1, 2])
+    again = race(weights[shuffle], seeds[shuffle], positions[shuffle], TARGET, sub[shuffle])
+    assert torch.equal(together[shuffle], again)
+    for row in range(6):
+        one = slice(row, row + 1)
+        assert torch.equal(race(weights[one], seeds[one], positions[one], TARGET, sub[one]), together[one])
+
+
+def test_a_race_is_won_by_the_least_noise_over_weight() -> None:
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(40, 30, generator=generator) ** 8
+    weights[torch.rand(40, 30, generator=generator) < 0.4] = 0.0
+    weights[:, 7] += 1e-3
+    seeds = torch.randint(-(2**62), 2**62, (40,), generator=generator)
+    positions, sub = torch.arange(40) * 17, torch.arange(40) % 3
+    got = race(weights, seeds, positions, CORRECTION, sub).tolist()
+    for row in range(40):
+        w = weights[row].double().tolist()
+        winner, margin = oracles.race(w, int(seeds[row]), int(positions[row]), CORRECTION, int(sub[row]))
+        assert margin > 1e-5, "a near tie: choose other inputs"
+        assert got[row] == winner
+
+
+@pytest.mark.parametrize("purpose", [TARGET, CORRECTION])
+def test_winners_follow_the_weights_and_zero_weights_never_win(purpose: int) -> None:
+    n = 30_000
+    weights = torch.tensor([0.0, 5.0, 1.0, 0.0, 0.25, 3.0, 1e-30, 0.75, 0.0])
+    expanded = weights.expand(n, -1)
+    zero = rows(0).expand(n)
+    for seeds, positions in ((torch.arange(n), zero), (zero, torch.arange(n))):
+        winners = race(expanded, seeds, positions, purpose, zero)
+        assert oracles.chi_square(torch.bincount(winners, minlength=9), weights) > 1e-4
+
+
+def test_the_law_of_a_race_would_not_pass_for_another_one() -> None:
+    """The test above can fail: a tenth of one weight moved to another is seen."""
+    n = 30_000
+    zero = rows(0).expand(n)
+    winners = race(torch.tensor([5.0, 3.0, 2.0]).expand(n, -1), torch.arange(n), zero, TARGET, zero)
+    assert oracles.chi_square(torch.bincount(winners, minlength=3), torch.tensor([5.3, 2.7, 2.0])) < 1e-6
+
+
+def test_scaling_all_weights_changes_no_winner() -> None:
+    weights = torch.rand(200, 20, generator=torch.Generator().manual_seed(3))
+    seeds, zero = torch.arange(200), rows(0).expand(200)
+    plain = race(weights, seeds, zero, TARGET, zero)
+    assert torch.equal(race(weights * 2.0**-20, seeds, zero, TARGET, zero), plain)
+
+
+def test_seeds_are_unsigned_and_reduced_modulo_two_to_the_64() -> None:
+    assert [signed_seed(s) for s in (0, 2**63 - 1, 2**63, 2**64 - 1, 2**64 + 5, -1)] == [
+        0,
+        2**63 - 1,
+        -(2**63),
+        -1,
+        5,
+        -1,
+    ]
