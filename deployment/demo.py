@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +136,7 @@ class Client:
 
 def run(port: int | None, keep: bool) -> int:
     """The whole demo. Returns the exit code: 0 if every check held."""
-    console = Console()
+    console = Console(file=sys.stdout)  # this very stream, since Ray's chatter is kept from sys.stdout
     args = AppArgs()
     port = port or _free_port()
     begun = time.monotonic()

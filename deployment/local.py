@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -38,7 +39,7 @@ def running(args: AppArgs, *, host: str, port: int, address: str | None = None, 
     """The application, up and healthy, at the URL that this yields; taken down afterwards.
 
     Without an `address` Ray is started here, for this process alone. `quiet` keeps the logs of Ray's processes in their
-    files. Raises LaunchError.
+    files, and silences stdout and stderr meanwhile: who wants to print holds on to the stream. Raises LaunchError.
     """
     if address is None and not port_is_free(host, port):
         raise LaunchError(f"port {port} of {host} is in use; choose another one with --port")
@@ -46,18 +47,26 @@ def running(args: AppArgs, *, host: str, port: int, address: str | None = None, 
     os.umask(0o077)
     if quiet:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    try:
+    with contextlib.ExitStack() as stack:
+        if quiet:
+            # Ray tells the driver of every process that dies, whatever its log level.
+            sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stderr(sink))
+            stack.enter_context(contextlib.redirect_stdout(sink))
+        stack.callback(_disconnect, args.app_name, address)
         _connect(address, log_to_driver=not quiet)
-        url = _deploy(args, host, port)
-        yield url
-    finally:
-        if ray.is_initialized():
-            with contextlib.suppress(Exception):  # what is left goes down with the cluster
-                serve.delete(args.app_name)
-                remove(args.app_name)
-                if address is None:
-                    serve.shutdown()
-            ray.shutdown()
+        yield _deploy(args, host, port)
+
+
+def _disconnect(app: str, address: str | None) -> None:
+    if not ray.is_initialized():
+        return
+    with contextlib.suppress(Exception):  # what is left goes down with the cluster
+        serve.delete(app)
+        remove(app)
+        if address is None:
+            serve.shutdown()
+    ray.shutdown()
 
 
 def take_down(app: str, address: str | None) -> int:

@@ -1,0 +1,369 @@
+"""A real Ray cluster with two replicas of the demo model, driven over HTTP. One cluster for the whole module."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import ray
+
+from deployment.actors import NAMESPACE, PROTOCOL
+from deployment.local import running
+from deployment.settings import AppArgs
+
+FACT = {"role": "user", "content": "My locker code is 4172."}
+QUESTION = {"role": "user", "content": "What is my locker code?"}
+COUNT = {"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}
+REQUIRED = {"x-session-id": "never-seen", "x-session-require": "existing"}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Replicas run what they run in production, not Triton's interpreter, and leave no token in the home directory.
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        mask = os.umask(0o077)
+        try:
+            with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+                yield url
+        finally:
+            os.umask(mask)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def chat(client: httpx.Client, messages: list[dict[str, Any]], session: str | None = None, **extra: Any) -> Any:
+    headers = {"x-session-id": session} if session else {}
+    response = client.post("/v1/chat/completions", json={"messages": messages, **GREEDY, **extra}, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def turn(client: httpx.Client, session: str, message: dict[str, Any], **extra: Any) -> Any:
+    response = client.post(f"/v1/sessions/{session}/turns", json={"messages": [message], **GREEDY, **extra})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text(answer: Any) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def replicas(client: httpx.Client) -> dict[str, int]:
+    return {entry["id"]: entry["pid"] for entry in client.get("/v1/replicas").json()["data"]}
+
+
+def epoch(document: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in document["epoch"].split("."))
+
+
+def wait_for_two(client: httpx.Client, without: str | None = None) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        response = client.get("/v1/replicas")
+        if response.status_code == 200:
+            names = {entry["id"] for entry in response.json()["data"]}
+            if len(names) == 2 and without not in names:
+                return
+        time.sleep(0.3)
+    raise TimeoutError("the killed replica was not replaced within 60 s")
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+def test_drafting_changes_speed_and_not_the_greedy_answer(client: httpx.Client):
+    drafted, plain = chat(client, [COUNT]), chat(client, [COUNT], drafting=False)
+    assert text(drafted) == text(plain) == "3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25"
+    assert drafted["meta_info"]["spec_accept_length"] > 2 > 1 >= plain["meta_info"]["spec_accept_length"]
+    assert drafted["meta_info"]["spec_verify_ct"] == len(drafted["meta_info"]["rounds"])
+
+
+def test_openai_client_streams_the_same_answer_with_usage(client: httpx.Client, url: str):
+    whole = chat(client, [COUNT])
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in api.models.list()] == ["demo"]
+    assert api.models.retrieve("demo").id == "demo"
+    stream = api.chat.completions.create(
+        model="demo",
+        messages=[COUNT],  # pyright: ignore[reportArgumentType]
+        temperature=0,
+        max_tokens=48,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(piece or "" for piece in pieces) == text(whole)
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == whole["usage"]["completion_tokens"]
+    assert len(pieces) < whole["usage"]["completion_tokens"], "a round of several tokens is one chunk"
+
+
+def test_seed_repeats_an_answer_and_an_unset_seed_is_reported(client: httpx.Client):
+    sampled = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    first = chat(client, [COUNT], **sampled)
+    again = chat(client, [COUNT], **sampled, seed=first["meta_info"]["seed"])
+    assert text(again) == text(first)
+    assert len({text(chat(client, [COUNT], **sampled, seed=seed)) for seed in range(4)}) > 1
+
+
+def test_length_and_stop_token_end_an_answer(client: httpx.Client):
+    short = chat(client, [COUNT], max_tokens=5)
+    assert short["choices"][0]["finish_reason"] == "length" and short["usage"]["completion_tokens"] == 5
+    assert chat(client, [COUNT], max_completion_tokens=3)["usage"]["completion_tokens"] == 3
+    long = chat(client, [COUNT], ignore_eos=True, max_tokens=60)
+    assert long["usage"]["completion_tokens"] == 60
+
+
+def test_thinking_is_told_apart_from_the_answer(client: httpx.Client):
+    answer = chat(client, [QUESTION], chat_template_kwargs={"enable_thinking": True}, max_tokens=120)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] and "think>" not in message["reasoning_content"] + message["content"]
+
+
+# ------------------------------------------------------------------------------------------------ sessions
+
+
+def test_full_history_reuses_the_stable_part_of_the_turn_before(client: httpx.Client):
+    first = chat(client, [FACT], "history")
+    history = [FACT, first["choices"][0]["message"], QUESTION]
+    second = chat(client, history, "history")
+    assert "4172" in text(second) and second["session"]["hit"] == "device"
+    assert 0 < second["session"]["reused"] <= first["usage"]["prompt_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["session"]["reused"]
+    assert text(second) == text(chat(client, history)), "reused state gives the answer of a fresh prefill"
+
+
+def test_session_tells_its_transcript_turns_and_place(client: httpx.Client):
+    chat(client, [FACT], "told")
+    turn(client, "told", QUESTION)
+    known = client.get("/v1/sessions/told").json()
+    assert [message["role"] for message in known["transcript"]] == ["user", "assistant", "user", "assistant"]
+    assert "4172" in known["transcript"][-1]["content"]
+    assert [entry["mode"] for entry in known["turns"]] == ["history", "append"]
+    assert known["replica"] in replicas(client) and known["copies"][0]["frontier"] == known["frontier"]
+    assert "told" in [entry["id"] for entry in client.get("/v1/sessions").json()["data"]]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 11}])
+def test_moved_session_goes_on_like_one_that_stayed(client: httpx.Client, sampling: dict[str, Any]):
+    name = f"move-{len(sampling)}"
+    answers: dict[str, list[str]] = {}
+    for session, moves in ((f"{name}-stays", False), (f"{name}-goes", True)):
+        told = chat(client, [FACT], session, **sampling)
+        answers[session] = [text(told)]
+        for message in (QUESTION, COUNT, QUESTION):
+            before = client.get(f"/v1/sessions/{session}").json()
+            if moves:
+                moved = client.post(f"/v1/sessions/{session}/migrate").json()
+                assert moved["from"] == before["replica"] != moved["to"] and moved["hit"] == "peer"
+                assert epoch(moved) > epoch(before)
+            answer = turn(client, session, message, **sampling)
+            answers[session].append(text(answer))
+            assert answer["session"]["reused"] >= before["frontier"]
+            if moves:
+                assert answer["session"]["hit"] == "peer" and answer["meta_info"]["replica"] == moved["to"]
+    assert answers[f"{name}-goes"] == answers[f"{name}-stays"]
+    if not sampling:
+        assert "4172" in answers[f"{name}-goes"][1]
+
+
+def test_migrate_names_what_is_wrong(client: httpx.Client):
+    chat(client, [FACT], "pinned")
+    owner = client.get("/v1/sessions/pinned").json()["replica"]
+    unknown = client.post("/v1/sessions/pinned/migrate", json={"to": "nobody"})
+    assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]
+    same = client.post("/v1/sessions/pinned/migrate", json={"to": owner}).json()
+    assert (same["to"], same["hit"]) == (owner, "device")
+    assert client.post("/v1/sessions/unheard-of/migrate").status_code == 404
+
+
+def test_fork_and_its_parent_go_their_own_ways(client: httpx.Client):
+    chat(client, [FACT], "parent")
+    forked = client.post("/v1/sessions/parent/fork", json={"id": "child"})
+    assert forked.status_code == 200, forked.text
+    assert client.post("/v1/sessions/parent/fork", json={"id": "child"}).status_code == 409
+    turn(client, "child", {"role": "user", "content": "My locker code is 9531."})
+    child, parent = turn(client, "child", QUESTION), turn(client, "parent", QUESTION)
+    assert "9531" in text(child) and "4172" in text(parent)
+    assert parent["session"]["reused"] >= forked.json()["frontier"]
+
+
+def test_deleted_session_is_unknown_and_its_name_is_free_again(client: httpx.Client):
+    chat(client, [FACT], "gone")
+    assert client.delete("/v1/sessions/gone").json()["deleted"] is True
+    assert client.get("/v1/sessions/gone").status_code == 404
+    assert client.delete("/v1/sessions/gone").status_code == 404
+    assert client.post("/v1/sessions/gone/turns", json={"messages": [QUESTION]}).status_code == 404
+    fresh = chat(client, [QUESTION], "gone")
+    assert fresh["session"]["hit"] == "none" and "4172" not in text(fresh)
+
+
+def test_tenants_do_not_see_each_others_sessions(client: httpx.Client):
+    mine, theirs = {"authorization": "Bearer mine"}, {"authorization": "Bearer theirs"}
+    body = {"messages": [FACT], **GREEDY}
+    assert client.post("/v1/chat/completions", json=body, headers={**mine, "x-session-id": "diary"}).status_code == 200
+    ask = {"messages": [QUESTION], **GREEDY}
+    foreign = client.post("/v1/sessions/diary/turns", json=ask, headers=theirs)
+    unknown = client.post("/v1/sessions/diary/turns", json=ask)
+    assert foreign.status_code == unknown.status_code == 404 and foreign.json() == unknown.json()
+    assert client.get("/v1/sessions/diary", headers=theirs).status_code == 404
+    assert client.delete("/v1/sessions/diary", headers=theirs).status_code == 404
+    assert client.get("/v1/sessions", headers=theirs).json()["data"] == []
+    own = client.post("/v1/sessions/diary/turns", json=ask, headers=mine)
+    assert "4172" in text(own.json())
+
+
+def test_second_turn_while_one_runs_is_refused_and_disturbs_nothing(url: str):
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            body = {"messages": [COUNT], **GREEDY, "max_tokens": 200, "ignore_eos": True}
+            headers = {"x-session-id": "contended"}
+            calls = [client.post("/v1/chat/completions", json=body, headers=headers) for _ in range(2)]
+            return list(await asyncio.gather(*calls))
+
+    answers = sorted(asyncio.run(both()), key=lambda response: response.status_code)
+    assert [response.status_code for response in answers] == [200, 409]
+    assert answers[1].json()["error"]["code"] == "session_busy"
+    assert answers[0].json()["usage"]["completion_tokens"] == 200
+
+
+def test_turn_of_a_client_that_leaves_is_cancelled_and_keeps_what_was_committed(client: httpx.Client, url: str):
+    body = {"messages": [COUNT], **GREEDY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    seen = 0
+    with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": "left"}) as response:
+        for line in response.iter_lines():
+            seen += line.startswith("data: {")
+            if seen == 5:
+                break
+    deadline = time.monotonic() + 20
+    known: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        known = client.get("/v1/sessions/left").json()
+        if known.get("turns") and known["running"] is None:
+            break
+        time.sleep(0.1)
+    assert known["turns"][0]["finish_reason"] == "cancelled"
+    assert 0 < known["turns"][0]["completion_tokens"] < 2900
+    answer = turn(client, "left", FACT)
+    assert answer["session"]["reused"] >= known["frontier"] and text(answer)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code", "param"),
+    [
+        ({"messages": []}, {}, 400, "invalid_request", "messages"),
+        ({}, {}, 400, "invalid_request", "messages"),
+        ({"messages": [FACT], "temperature": -1}, {}, 400, "invalid_request", "temperature"),
+        ({"messages": [{"role": "user", "content": "word " * 6000}]}, {}, 400, "context_length_exceeded", "messages"),
+        ({"messages": [FACT], "model": "other"}, {}, 404, "model_not_found", "model"),
+        ({"messages": [FACT], "n": 2}, {}, 400, "invalid_request", "n"),
+        ({"messages": [FACT], "stop": ["x"]}, {}, 400, "invalid_request", "stop"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages"),
+        ({"messages": [FACT]}, {"x-session-id": "two words"}, 400, "invalid_request", "x-session-id"),
+        ({"messages": [FACT]}, REQUIRED, 404, "session_not_found", "session"),
+        ({"messages": [FACT], "stream": True, "top_p": 2}, {}, 400, "invalid_request", "top_p"),
+    ],
+)  # fmt: skip
+def test_bad_request_gets_one_sentence_and_its_status(
+    client: httpx.Client, body: dict[str, Any], headers: dict[str, str], status: int, code: str, param: str
+):
+    content = json.dumps(body).encode()
+    response = client.post("/v1/chat/completions", content=content, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["message"] and "\n" not in error["message"] and "Traceback" not in error["message"]
+    assert client.get("/health").json() == {"status": "ok", "replicas": 2}
+
+
+def test_too_long_a_prompt_is_told_both_counts_and_makes_no_session(client: httpx.Client):
+    body = {"messages": [{"role": "user", "content": "word " * 6000}]}
+    response = client.post("/v1/chat/completions", json=body, headers={"x-session-id": "too-long"})
+    assert "4096" in response.json()["error"]["message"] and "6" in response.json()["error"]["message"]
+    assert client.get("/v1/sessions/too-long").status_code == 404
+
+
+def test_everything_that_is_no_request_gets_the_openai_error_shape(client: httpx.Client):
+    broken = client.post("/v1/chat/completions", content=b"{")
+    assert broken.status_code == 400 and "JSON" in broken.json()["error"]["message"]
+    assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    assert client.put("/v1/chat/completions").json()["error"]["code"] == "method_not_allowed"
+    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert client.get("/v1/sessions/unheard-of").json()["error"]["code"] == "session_not_found"
+
+
+# ------------------------------------------------------------------------------------------------ deaths
+
+
+def test_directory_that_was_killed_is_rebuilt_from_the_host_stores(client: httpx.Client):
+    chat(client, [FACT], "remembered")
+    before = client.get("/v1/sessions/remembered").json()
+    directory = ray.get_actor(f"dflash/v{PROTOCOL}/directory", NAMESPACE)
+    ray.kill(directory, no_restart=False)
+    answer = turn(client, "remembered", QUESTION)
+    assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
+    other = client.post("/v1/sessions/remembered/migrate").json()
+    assert epoch(other)[0] > epoch(before)[0]
+
+
+def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed(client: httpx.Client):
+    sampled = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
+    undisturbed, killed = [], []
+    for session, answers in (("calm", undisturbed), ("struck", killed)):
+        answers.append(text(chat(client, [FACT], session)))
+        answers.append(text(turn(client, session, QUESTION)))
+        if session == "struck":
+            before = client.get("/v1/sessions/struck").json()
+            os.kill(replicas(client)[before["replica"]], signal.SIGKILL)
+        for message, sampling in ((QUESTION, {}), (COUNT, sampled), (QUESTION, {})):
+            answer = turn(client, session, message, **sampling)
+            answers.append(text(answer))
+            if session == "struck" and len(answers) == 3:
+                assert answer["meta_info"]["replica"] != before["replica"]
+                assert answer["session"]["hit"] == "host" and answer["session"]["reused"] >= before["frontier"]
+                assert epoch(answer["session"]) > epoch(before)
+    assert killed == undisturbed and "4172" in killed[2]
+    wait_for_two(client, without=before["replica"])
+
+
+def test_replica_that_dies_in_mid_stream_ends_the_stream_with_an_error_and_the_session_survives(client: httpx.Client):
+    chat(client, [FACT], "cut")
+    before = client.get("/v1/sessions/cut").json()
+    body = {"messages": [COUNT], **GREEDY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    pid, last, seen = replicas(client)[before["replica"]], "", 0
+    with (
+        contextlib.suppress(httpx.RemoteProtocolError),
+        client.stream("POST", "/v1/sessions/cut/turns", json=body) as response,
+    ):
+        for line in response.iter_lines():
+            last = line or last
+            seen += 1
+            if seen == 5:
+                os.kill(pid, signal.SIGKILL)
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_lost"
+    answer = turn(client, "cut", QUESTION)
+    assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
+    wait_for_two(client, without=before["replica"])
