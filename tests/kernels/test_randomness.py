@@ -1,4 +1,4 @@
-"""Random numbers: Philox's published vectors, keys that are separate and never a batch row, and races with the right law."""
+"""Random numbers: Philox's published vectors, separate keys that are never a batch row, races with the right law."""
 
 from __future__ import annotations
 

@@ -1,0 +1,209 @@
+"""DFlash2's conditional path against a naive walk in FP64, and its draws against the law that it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from kernels.randomness import PROPOSAL
+from kernels.selector import draw_rank, select_path
+from kernels.shortlist import shortlist
+from tests.kernels import oracles
+
+INF = float("inf")
+VOCABULARY = 60
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The arguments of `select_path`, in its order."""
+
+    candidates: torch.Tensor
+    unary: torch.Tensor
+    hidden: torch.Tensor
+    predecessor: torch.Tensor
+    successor: torch.Tensor
+    anchors: torch.Tensor
+    frontier: torch.Tensor
+    temperature: torch.Tensor
+    seeds: torch.Tensor
+    sub: torch.Tensor
+
+    def select(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return select_path(**vars(self))
+
+    def expand(self, rows: int) -> Walk:
+        """Row 0 many times, each copy with a seed of its own."""
+        shared = {
+            name: getattr(self, name)[:1].expand(rows, *getattr(self, name).shape[1:])
+            for name in ("candidates", "unary", "hidden", "anchors", "frontier", "temperature", "sub")
+        }
+        return replace(self, **shared, seeds=torch.arange(rows))
+
+    def oracle(self, row: int) -> tuple[list[int], torch.Tensor, float]:
+        return oracles.walk(
+            self.candidates[row],
+            self.unary[row],
+            self.hidden[row],
+            self.predecessor,
+            self.successor,
+            int(self.anchors[row]),
+            float(self.temperature[row]),
+            [
+                oracles.uniform(int(self.seeds[row]), int(self.frontier[row]) + i, PROPOSAL, int(self.sub[row]))
+                for i in range(self.candidates.shape[1])
+            ],
+        )
+
+
+def random_walk(batch: int, columns: int, choices: int, temperature: float, seed: int = 0, rank: int = 8) -> Walk:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    scores = normal(batch * columns, VOCABULARY) * 2
+    unary, candidates = shortlist(scores, choices)
+    return Walk(
+        candidates.view(batch, columns, choices),
+        unary.view(batch, columns, choices),
+        normal(batch, columns, rank),
+        normal(VOCABULARY, rank),
+        normal(VOCABULARY, rank),
+        torch.randint(0, VOCABULARY, (batch,), generator=generator),
+        torch.randint(0, 5000, (batch,), generator=generator),
+        torch.full((batch,), temperature),
+        torch.randint(-(2**62), 2**62, (batch,), generator=generator),
+        torch.arange(batch) % 3,
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize(("columns", "choices"), [(1, 16), (7, 16), (15, 4), (3, 1)])
+def test_a_path_and_its_law_are_those_of_the_naive_walk(temperature: float, columns: int, choices: int) -> None:
+    walk = random_walk(8, columns, choices, temperature, seed=columns)
+    drafts, law = walk.select()
+    assert drafts.shape == (8, columns) and law.shape == (8, columns, choices) and law.dtype == torch.float32
+    for row in range(8):
+        expected, expected_law, margin = walk.oracle(row)
+        assert margin > 1e-5, "a near tie: choose other inputs"
+        assert drafts[row].tolist() == expected
+        oracles.close(law[row], expected_law, 1e-5)
+
+
+def test_greedy_and_drawing_rows_share_a_batch() -> None:
+    walk = random_walk(6, 5, 16, 0.9, seed=3)
+    walk = replace(walk, temperature=torch.tensor([0.0, 0.9, 0.9, -2.0, 0.4, 0.0]))
+    drafts, law = walk.select()
+    for row in range(6):
+        expected, expected_law, margin = walk.oracle(row)
+        assert margin > 1e-5
+        assert drafts[row].tolist() == expected
+        oracles.close(law[row], expected_law, 1e-5)
+
+
+def test_each_column_depends_on_the_token_that_was_picked_before_it() -> None:
+    """With codebooks that only let token t + 1 follow token t, the path counts upwards from the anchor."""
+    identity = torch.eye(VOCABULARY)
+    following = identity.roll(1, 0)  # row t + 1 is the unit vector of t
+    walk = random_walk(1, 6, 16, 0.0)
+    walk = replace(
+        walk,
+        candidates=torch.arange(10, 26).flip(0).expand(1, 6, -1).contiguous(),
+        unary=torch.zeros(1, 6, 16),
+        hidden=torch.ones(1, 6, VOCABULARY),
+        predecessor=identity,
+        successor=following,
+        anchors=torch.tensor([11]),
+    )
+    assert walk.select()[0].tolist() == [[12, 13, 14, 15, 16, 17]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.5])
+def test_an_exact_tie_goes_to_the_lowest_rank_when_greedy(temperature: float) -> None:
+    walk = random_walk(2, 3, 8, temperature)
+    walk = replace(walk, unary=torch.zeros(2, 3, 8), hidden=torch.zeros(2, 3, 8))
+    drafts, law = walk.select()
+    assert torch.equal(drafts, walk.candidates[:, :, 0])
+    assert bool((law[:, :, 0] == 1).all()) and float(law.sum()) == 6.0
+
+
+def test_rows_do_not_influence_each_other() -> None:
+    walk = random_walk(5, 4, 16, 1.0, seed=4)
+    drafts, law = walk.select()
+    order = torch.tensor([3, 0, 4, 2, 1])
+    per_row = {
+        name: getattr(walk, name)[order]
+        for name in ("candidates", "unary", "hidden", "anchors", "frontier", "temperature", "seeds", "sub")
+    }
+    shuffled, shuffled_law = replace(walk, **per_row).select()
+    assert torch.equal(shuffled, drafts[order])
+    assert torch.equal(shuffled_law, law[order])
+
+
+def test_paths_follow_the_law_that_is_returned() -> None:
+    """Joint counts of two columns: q_0 of the first choice times q_1 of the second, given the first."""
+    n, choices = 30_000, 5
+    walk = random_walk(1, 2, choices, 1.3, seed=5).expand(n)
+    drafts, law = walk.select()
+    picked = (walk.candidates == drafts[..., None]).to(torch.int64).argmax(-1)
+    joint = torch.zeros(choices, choices, dtype=torch.float64)
+    for first in range(choices):
+        rows = picked[:, 0] == first
+        conditional = law[rows, 1]
+        assert torch.equal(conditional, conditional[:1].expand_as(conditional)), "the law given the past is one law"
+        joint[first] = law[0, 0, first].double() * conditional[0].double()
+    observed = torch.bincount(picked[:, 0] * choices + picked[:, 1], minlength=choices**2)
+    assert oracles.chi_square(observed, joint) > 1e-4
+    independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
+    assert oracles.chi_square(observed, independent) < 1e-6, "the walk is conditional, and the test would see if not"
+
+
+def test_a_candidate_of_probability_zero_is_never_drawn() -> None:
+    n = 4096
+    walk = random_walk(1, 3, 6, 1.0, seed=6)
+    unary = walk.unary.clone()
+    unary[:, :, [0, 3, 5]] = -INF
+    drafts, law = replace(walk, unary=unary).expand(n).select()
+    forbidden = walk.candidates[0, :, [0, 3, 5]]
+    assert not bool((drafts[:, :, None] == forbidden).any())
+    assert float(law[:, :, [0, 3, 5]].sum()) == 0.0
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1.0 - 2.0**-24])
+def test_the_ends_of_the_unit_interval_meet_possible_ranks_only(u: float) -> None:
+    laws = torch.tensor(
+        [
+            [0.0, 0.0, 1.0, 0.0],
+            [0.0, 0.5, 0.5, 0.0],
+            [1.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 1.0],
+            [1e-30, 1.0, 1e-30, 0.0],  # the cumulative sum is 1 from the second rank on
+        ]
+    )
+    ranks = draw_rank(laws, torch.full((5,), u))
+    assert bool((laws.gather(-1, ranks[:, None]) > 0).all())
+
+
+def test_a_boundary_belongs_to_the_rank_above_it() -> None:
+    law = torch.tensor([[0.25, 0.25, 0.5]]).expand(4, -1)
+    u = torch.tensor([0.25 - 2.0**-24, 0.25, 0.5 - 2.0**-24, 0.5])
+    assert draw_rank(law, u).tolist() == [0, 1, 1, 2]
+
+
+def test_bfloat16_codebooks_are_multiplied_in_fp32() -> None:
+    walk = random_walk(4, 5, 16, 0.8, seed=7, rank=64)
+    walk = replace(
+        walk,
+        hidden=walk.hidden.bfloat16(),
+        predecessor=walk.predecessor.bfloat16(),
+        successor=walk.successor.bfloat16(),
+    )
+    drafts, law = walk.select()
+    for row in range(4):
+        expected, expected_law, margin = walk.oracle(row)
+        assert margin > 1e-5
+        assert drafts[row].tolist() == expected
+        oracles.close(law[row], expected_law, 1e-5)
