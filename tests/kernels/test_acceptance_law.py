@@ -92,7 +92,7 @@ def controls() -> RowSampling:
 
 
 def play(rule: Rule, source: Drafts, one_hot: bool = False, extent: int | None = None) -> tuple[torch.Tensor, float]:
-    """Three tokens a row, and the share of checked drafts that were accepted. An `extent` fixes P, else it is ragged."""
+    """Three tokens a row, and the share of checked drafts that were accepted. `extent` fixes P, else it is ragged."""
     logits, sampling = target_logits(), controls()
     tokens = torch.zeros(ROWS, TOKENS + COLUMNS + 1, dtype=torch.int64)
     row = torch.arange(ROWS)
