@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -41,7 +41,8 @@ def _store_prefix(app: str) -> str:
 
 def _named(prefix: str) -> list[str]:
     """Names of the live actors of our namespace that begin with `prefix`."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
+    # With all namespaces, Ray gives dictionaries instead of names.
+    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)]
 
 
@@ -65,8 +66,8 @@ class DirectoryActor:
         self._directory = Directory(next_incarnation(app, now))
         for name in _named(_store_prefix(app)):
             try:
-                index: tuple[Held, ...] = ray.get(ray.get_actor(name, NAMESPACE).index.remote(), timeout=ANSWER_SECONDS)
-            except (RayActorError, ray.exceptions.GetTimeoutError, ValueError):
+                index: Any = ray.get(ray.get_actor(name, NAMESPACE).index.remote(), timeout=ANSWER_SECONDS)
+            except (RayActorError, GetTimeoutError, ValueError):
                 continue
             node = name.removeprefix(_store_prefix(app))
             for held in index:

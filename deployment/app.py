@@ -19,7 +19,9 @@ def build(args: AppArgs) -> serve.Application:
         ray_actor_options=args.ray_actor_options,
         # Turns queue in the engine, which knows its lanes; Serve should not hold any back.
         max_ongoing_requests=1024,
-        request_router_config=RequestRouterConfig(request_router_class="deployment.router:SessionRouter"),
+        request_router_config=RequestRouterConfig(
+            request_router_class="deployment.router:SessionRouter"  # pyright: ignore[reportArgumentType]
+        ),
         health_check_period_s=1 if args.device == "cpu" else 5,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,

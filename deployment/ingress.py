@@ -5,7 +5,7 @@
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -197,13 +197,13 @@ class Ingress:
             return StreamingResponse(chunks, media_type="text/event-stream", headers=completion.headers)
         return await _whole(completion, events)
 
-    async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+    async def _events(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         """Events of a turn. If its replica dies before the first one, another replica is asked."""
         for attempt in range(ATTEMPTS):
             placement = await self._cluster.locate(turn.key) if turn.key is not None else None
             affinity = str(turn.key) if turn.key is not None else turn.turn
             route = Route(affinity, placement.owner if placement else None, placement)
-            stream = self._engine.options(stream=True).take_turn.remote(route, turn)
+            stream: Any = self._engine.options(stream=True).take_turn.remote(route, turn)
             published = False
             try:
                 async for event in stream:

@@ -90,12 +90,12 @@ class TurnBody(BaseModel):
     messages: list[Message]
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, strict=True, ge=0)
-    top_p: float | None = Field(None, strict=True, gt=0, le=1)
-    top_k: int | None = Field(None, strict=True, ge=-1)
-    seed: int | None = Field(None, strict=True, ge=-(2**63), lt=2**64)
-    max_tokens: int | None = Field(None, strict=True, ge=1)
-    max_completion_tokens: int | None = Field(None, strict=True, ge=1)
+    temperature: float | None = Field(default=None, strict=True, ge=0)
+    top_p: float | None = Field(default=None, strict=True, gt=0, le=1)
+    top_k: int | None = Field(default=None, strict=True, ge=-1)
+    seed: int | None = Field(default=None, strict=True, ge=-(2**63), lt=2**64)
+    max_tokens: int | None = Field(default=None, strict=True, ge=1)
+    max_completion_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: StrictBool = False
     drafting: StrictBool = True

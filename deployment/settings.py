@@ -21,23 +21,23 @@ class AppArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    app_name: str = Field("dflash", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    app_name: str = Field(default="dflash", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     model: Path = DEMO / "target"
     model_name: str | None = None
     draft: Path | None = None
     backend: Backend = "dflash2"
-    draft_tokens: int | None = Field(None, ge=1, le=15)
+    draft_tokens: int | None = Field(default=None, ge=1, le=15)
     draft_causal: Literal["auto", "true", "false"] = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    lanes: int = Field(4, ge=1, le=256)
-    context: int | None = Field(None, ge=2)
-    images: int = Field(64, ge=1)
-    pages: int | None = Field(None, ge=1)
-    prefill_chunk: int = Field(512, ge=1)
-    replicas: int = Field(2, ge=1)
-    num_cpus: float | None = Field(None, ge=0)
-    host_store_bytes: int = Field(1 << 30, ge=1 << 20)
+    lanes: int = Field(default=4, ge=1, le=256)
+    context: int | None = Field(default=None, ge=2)
+    images: int = Field(default=64, ge=1)
+    pages: int | None = Field(default=None, ge=1)
+    prefill_chunk: int = Field(default=512, ge=1)
+    replicas: int = Field(default=2, ge=1)
+    num_cpus: float | None = Field(default=None, ge=0)
+    host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
 
     @model_validator(mode="after")
     def _choose_draft(self) -> AppArgs:

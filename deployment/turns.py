@@ -127,7 +127,7 @@ class TurnText:
     def push(self, ids: Sequence[int]) -> tuple[str, str]:
         """New (reasoning, content) text of these ids; incomplete characters wait for the next ones."""
         reasoning = ""
-        if self._thinking and self._close in ids:
+        if self._thinking and self._close is not None and self._close in ids:
             at = list(ids).index(self._close)
             reasoning = self._detokenizer.push(ids[:at]) + self._detokenizer.flush()
             self._detokenizer = Detokenizer(self._tokenizer)

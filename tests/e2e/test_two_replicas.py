@@ -105,7 +105,7 @@ def test_openai_client_streams_the_same_answer_with_usage(client: httpx.Client, 
     assert api.models.retrieve("demo").id == "demo"
     stream = api.chat.completions.create(
         model="demo",
-        messages=[COUNT],  # pyright: ignore[reportArgumentType]
+        messages=[{"role": "user", "content": COUNT["content"]}],
         temperature=0,
         max_tokens=48,
         stream=True,

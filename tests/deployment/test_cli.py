@@ -1,0 +1,112 @@
+"""The command line: a mistake is one sentence on stderr and exit code 2, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deployment.cli import app
+from deployment.local import LaunchError, port_is_free
+from model import DEMO
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments: str) -> str:
+    result = command("serve", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("dflash-serve: ") and result.stderr.count("\n") == 1 and not result.stdout
+    return result.stderr
+
+
+def copied(source: str, directory: Path) -> Path:
+    return Path(shutil.copytree(DEMO / source, directory / source, copy_function=shutil.copyfile))
+
+
+def test_model_directory_that_does_not_exist_is_named():
+    assert "/nowhere/at-all" in refused("--model", "/nowhere/at-all", "--backend", "none")
+
+
+def test_missing_weights_are_named(tmp_path: Path):
+    model = copied("target", tmp_path)
+    (model / "model.safetensors").unlink()
+    assert "safetensors" in refused("--model", str(model), "--backend", "none")
+
+
+def test_missing_shard_is_named(tmp_path: Path):
+    model = copied("target", tmp_path)
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00001-of-00002.safetensors" in refused("--model", str(model), "--backend", "none")
+
+
+def test_draft_checkpoint_that_is_cut_in_the_middle_is_named(tmp_path: Path):
+    draft = copied("dflash2", tmp_path)
+    file = draft / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert str(file) in refused("--draft", str(draft))
+
+
+def test_draft_that_does_not_fit_the_target_is_refused_with_both_sizes(tmp_path: Path):
+    draft = copied("dflash2", tmp_path)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"hidden_size": 640}))
+    message = refused("--draft", str(draft))
+    assert "640" in message and "320" in message
+
+
+def test_draft_of_another_kind_than_the_backend_is_refused():
+    assert "dflash2 drafter" in refused("--backend", "dflash", "--draft", str(DEMO / "dflash2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--backend", "eagle"), "backend"),
+        (("--device", "tpu"), "device"),
+        (("--draft-tokens", "16"), "draft_tokens"),
+        (("--replicas", "0"), "replicas"),
+        (("--model", str(DEMO)), "draft"),
+    ],
+)
+def test_option_with_a_wrong_value_is_named(arguments: tuple[str, ...], named: str):
+    assert named in refused(*arguments)
+
+
+def test_launch_errors_of_a_cluster_become_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    def no_cluster(app: str, address: str | None) -> int:
+        raise LaunchError("no Ray cluster answers at 'auto'")
+
+    monkeypatch.setattr("deployment.local.take_down", no_cluster)
+    result = command("down")
+    assert (result.exit_code, result.stderr) == (2, "dflash-serve: no Ray cluster answers at 'auto'\n")
+
+
+def test_help_needs_neither_ray_nor_torch():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom deployment.cli import app\n"
+        "result = CliRunner().invoke(app, ['--help'])\nassert 'demo' in result.output\n"
+        "print([name for name in ('ray', 'torch', 'fastapi') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_port_in_use_is_seen():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not port_is_free("127.0.0.1", port)
+    assert port_is_free("127.0.0.1", port)
