@@ -113,6 +113,14 @@ def test_one_blob_may_come_in_twice() -> None:
     assert encode_checkpoint(memory, other, FINGERPRINT, {}) == blob
 
 
+def test_an_imported_image_holds_nothing_of_the_slots_last_holder() -> None:
+    source, destination = memory_of(FP32), memory_of(FP32, images=2)
+    blob = encode_checkpoint(source, checkpoint_at(source, 5), FINGERPRINT, {})
+    destination.release(checkpoint_at(destination, WINDOW))
+    moved, _ = decode_checkpoint(destination, blob, FINGERPRINT, PUBLIC_ROWS)
+    assert not destination.images.rings.keys[moved.slot, :, 5:].any()
+
+
 def test_a_released_checkpoint_cannot_be_encoded() -> None:
     memory = memory_of(FP32)
     checkpoint = checkpoint_at(memory, 70)

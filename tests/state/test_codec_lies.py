@@ -130,6 +130,12 @@ def test_missing_doubled_and_reordered_segments_are_refused() -> None:
         assert refused(put_together(good_parts().with_manifest(segments=changed))).place.startswith("manifest.segments")
 
 
+def test_payload_that_no_segment_claims_is_refused() -> None:
+    parts = good_parts()
+    smuggled = put_together(replace(parts, segments=parts.segments | {"more": b"smuggled"}))
+    assert refused(smuggled).problem.startswith("take ")
+
+
 def test_a_digest_that_is_no_sha256_is_refused() -> None:
     table = [dict(entry) for entry in good_parts().manifest["segments"]]
     table[0]["sha256"] = b"short"

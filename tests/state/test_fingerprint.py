@@ -57,5 +57,7 @@ def test_the_tokenizer_is_reported_before_what_follows_from_it() -> None:
 def test_text_and_number_are_not_the_same_fact() -> None:
     with pytest.raises(FingerprintMismatch):
         compare({"window": "256"}, {"window": 256})
+    with pytest.raises(FingerprintMismatch):
+        compare({"window": True}, {"window": 1})
     with pytest.raises(FingerprintMismatch, match="is absent in the stored state"):
         compare({}, {"window": 256})

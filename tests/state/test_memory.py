@@ -80,6 +80,15 @@ def test_a_restored_sequence_sees_none_of_what_the_first_owner_wrote_beyond_the_
     assert memory.draft is not None and not memory.draft.values[restored.draft_pages[0], :, 10:].any()
 
 
+def test_a_checkpoint_does_not_hold_pages_that_were_reserved_beyond_its_frontier() -> None:
+    memory = memory_of(FP32)
+    sequence = memory.open(400)
+    advance(memory, sequence, 64, seed=1)
+    checkpoint = memory.capture(sequence, ledger_of(64), "decode", "turn_end")
+    assert checkpoint.pages == tuple(sequence.pages[:1])
+    assert checkpoint.draft_pages == tuple(sequence.draft_pages[:1])
+
+
 def test_two_sequences_restored_from_one_checkpoint_go_different_ways() -> None:
     memory = memory_of(MIXED)
     checkpoint = checkpoint_at(memory, 70)
