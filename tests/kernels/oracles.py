@@ -204,3 +204,13 @@ def walk(
         drafts.append(previous)
         laws.append(law)
     return drafts, torch.stack(laws), margin
+
+
+def rounds_like(actual: torch.Tensor, exact: torch.Tensor, share: float = 0.005) -> None:
+    """Fails unless BF16 `actual` is FP64 `exact` rounded to nearest even, but for `share` of the elements (at most one
+    step off), where FP32 arithmetic may fall on the other side of a rounding boundary."""
+    assert actual.dtype == torch.bfloat16
+    expected = exact.float().bfloat16()
+    different = actual != expected
+    assert float(different.double().mean()) <= share
+    close(actual, expected, 2.0**-7)
