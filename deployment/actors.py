@@ -189,9 +189,12 @@ class Cluster:
 
     async def put(self, key: SessionKey, owner: str, order: int, state: HandedOver) -> Receipt:
         """Writes Host replicas to this node's store and tells the directory where they are."""
-        receipt: Receipt = await self._store.put.remote(
-            key, owner, state.epoch, order, state.kinds, state.frontiers, *state.blobs
-        )
+        try:
+            receipt: Receipt = await self._store.put.remote(
+                key, owner, state.epoch, order, state.kinds, state.frontiers, *state.blobs
+            )
+        except RayActorError as error:
+            return Receipt(False, f"the host store of node {self.node} is gone: {error}")
         if receipt.accepted:
             copy = Copy(self.node, state.epoch, order, max(state.frontiers))
             if not await self._directory.record_copy.remote(key, copy):

@@ -1,7 +1,6 @@
 """The Ray Serve application: `serve run deployment.app:build`, or a config file of `deployment/configs/`."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: Serve reads the builder's annotation to make its arguments an AppArgs.
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 

@@ -58,7 +58,6 @@ def serve(
     given = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "model_name": model_name, "context": context}
     with one_sentence():
         args = settings(
-            app_name=app_name,
             backend=backend,
             draft_causal=draft_causal,
             replicas=replicas,
@@ -75,7 +74,7 @@ def serve(
             check_directories(args)
         from deployment.local import running
 
-        with running(args, host=host, port=port, address=address) as url:
+        with running(args, host=host, port=port, app=app_name, address=address) as url:
             typer.echo(f"{args.model_id} is served at {url}/v1 by {args.replicas} replicas. Ctrl-C ends it.")
             signal.pause()
 

@@ -59,6 +59,11 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
     return refusal(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
 
 
+@api.exception_handler(RayActorError)
+async def _on_lost_actor(request: Request, error: RayActorError) -> JSONResponse:
+    return refusal(Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"))
+
+
 @api.exception_handler(Exception)
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
@@ -71,8 +76,9 @@ def refusal(refused: Refused) -> JSONResponse:
 
 def tenant_of(request: Request) -> str:
     """Who asks: a digest of the key in the Authorization header, "" without one."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    key = key.strip() if scheme.lower() == "bearer" else scheme
+    header = request.headers.get("authorization", "")
+    scheme, _, token = header.partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else header
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -114,21 +120,24 @@ def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: 
     )
 
 
-async def _whole(completion: Completion, events: AsyncIterator[TurnEvent]) -> Response:
+async def _whole(completion: Completion, events: AsyncGenerator[TurnEvent, None]) -> Response:
     reasoning, content = [], []
-    async for event in events:
-        if isinstance(event, Delta):
-            reasoning.append(event.reasoning)
-            content.append(event.content)
-        elif isinstance(event, Closed):
-            document = completion.whole("".join(reasoning), "".join(content), event)
-            return JSONResponse(document, headers=completion.headers)
-        elif isinstance(event, Refused):
-            return refusal(event)
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Delta):
+                reasoning.append(event.reasoning)
+                content.append(event.content)
+            elif isinstance(event, Closed):
+                document = completion.whole("".join(reasoning), "".join(content), event)
+                return JSONResponse(document, headers=completion.headers)
+            elif isinstance(event, Refused):
+                return refusal(event)
     return refusal(_NO_TEXT)
 
 
-async def _chunks(completion: Completion, events: Any, with_usage: bool) -> AsyncIterator[str]:
+async def _chunks(
+    completion: Completion, events: AsyncGenerator[TurnEvent, None], with_usage: bool
+) -> AsyncIterator[str]:
     async with aclosing(events):
         yield sse(completion.first())
         async for event in events:
@@ -158,7 +167,7 @@ class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         self._engine = engine
         self._model = args.model_id
-        self._cluster = Cluster(args.app_name, args.host_store_bytes)
+        self._cluster = Cluster(serve.get_replica_context().app_name, args.host_store_bytes)
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -174,7 +183,7 @@ class Ingress:
             raise invalid("x-session-require: needs an x-session-id", "x-session-require")
         return await self._turn(body, "history", key, must_exist=require is not None)
 
-    @api.post("/v1/sessions/{name}/turns")
+    @api.post("/v1/sessions/{name:path}/turns")
     async def append_turn(self, request: Request, name: str) -> Response:
         key = await self._existing(request, name)
         return await self._turn(parse(TurnBody, await document_of(request)), "append", key, must_exist=True)
@@ -225,7 +234,7 @@ class Ingress:
         placements = await self._cluster.sessions(tenant_of(request))
         return {"object": "list", "data": [placement_object(placement) for placement in placements]}
 
-    @api.get("/v1/sessions/{name}")
+    @api.get("/v1/sessions/{name:path}")
     async def get_session(self, request: Request, name: str) -> Any:
         key = await self._existing(request, name)
         placement = await self._cluster.locate(key)
@@ -243,7 +252,7 @@ class Ingress:
             }
         return document
 
-    @api.delete("/v1/sessions/{name}")
+    @api.delete("/v1/sessions/{name:path}")
     async def delete_session(self, request: Request, name: str) -> Any:
         key = await self._existing(request, name)
         placement = await self._cluster.locate(key)
@@ -251,7 +260,7 @@ class Ingress:
             raise unknown_session(name)
         return {"id": name, "object": "session.deleted", "deleted": True}
 
-    @api.post("/v1/sessions/{name}/migrate")
+    @api.post("/v1/sessions/{name:path}/migrate")
     async def migrate_session(self, request: Request, name: str) -> Any:
         key = await self._existing(request, name)
         body = parse(MigrateBody, await document_of(request, empty=True))
@@ -277,7 +286,7 @@ class Ingress:
             "frontier": answer.frontier,
         }
 
-    @api.post("/v1/sessions/{name}/fork")
+    @api.post("/v1/sessions/{name:path}/fork")
     async def fork_session(self, request: Request, name: str) -> Any:
         key = await self._existing(request, name)
         body = parse(ForkBody, await document_of(request, empty=True))

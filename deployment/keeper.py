@@ -203,6 +203,7 @@ class SessionKeeper:
             session.order += 1
             state = await self._export(session, kinds)
             if not state.blobs:
+                log.warning("no Host replica of session %s: the device holds no checkpoint of it", session.key)
                 return
             receipt = await self._cluster.put(session.key, self._replica, session.order, state)
         if receipt.fenced:

@@ -16,6 +16,9 @@ from deployment.actors import remove
 from deployment.app import build
 from deployment.settings import AppArgs
 
+APP = "dflash"
+"""The Serve application's name, unless told otherwise. The detached actors' names begin with it."""
+
 OBJECT_STORE_BYTES = 160 << 20
 """Only checkpoints on their way pass through the object store; Ray's default would take a third of the memory."""
 
@@ -35,7 +38,9 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 @contextlib.contextmanager
-def running(args: AppArgs, *, host: str, port: int, address: str | None = None, quiet: bool = False) -> Iterator[str]:
+def running(
+    args: AppArgs, *, host: str, port: int, app: str = APP, address: str | None = None, quiet: bool = False
+) -> Iterator[str]:
     """The application, up and healthy, at the URL that this yields; taken down afterwards.
 
     Without an `address` Ray is started here, for this process alone. `quiet` keeps the logs of Ray's processes in their
@@ -53,9 +58,9 @@ def running(args: AppArgs, *, host: str, port: int, address: str | None = None, 
             sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(sink))
             stack.enter_context(contextlib.redirect_stdout(sink))
-        stack.callback(_disconnect, args.app_name, address)
+        stack.callback(_disconnect, app, address)
         _connect(address, log_to_driver=not quiet)
-        yield _deploy(args, host, port)
+        yield _deploy(args, app, host, port)
 
 
 def _disconnect(app: str, address: str | None) -> None:
@@ -74,6 +79,7 @@ def take_down(app: str, address: str | None) -> int:
 
     Raises LaunchError if there is no cluster.
     """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     _connect(address or "auto", log_to_driver=False)
     try:
         serve.delete(app)
@@ -96,12 +102,12 @@ def _connect(address: str | None, *, log_to_driver: bool) -> None:
         raise LaunchError(f"{where}: {_first_line(error)}") from None
 
 
-def _deploy(args: AppArgs, host: str, port: int) -> str:
+def _deploy(args: AppArgs, app: str, host: str, port: int) -> str:
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
-        serve.run(build(args), name=args.app_name, route_prefix="/")
+        serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
-        raise LaunchError(f"the application did not start: {_cause(args.app_name) or _first_line(error)}") from None
+        raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
 

@@ -103,7 +103,7 @@ class EngineReplica:
         self._id = context.replica_id.unique_id
         self._model = args.model_id
         self._service = EngineService.start(engine_options(args))
-        self._cluster = Cluster(args.app_name, args.host_store_bytes)
+        self._cluster = Cluster(context.app_name, args.host_store_bytes)
         self._cluster.start_host_store()
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, ServePeers(context.deployment, context.app_name)

@@ -12,7 +12,7 @@ from deployment.engine.errors import EngineError
 from deployment.engine.messages import Cancel, Captured, Failed, Finished, Started, Submit, Tokens
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
-from deployment.keeper import ALL_KINDS, SessionKeeper
+from deployment.keeper import SessionKeeper
 from deployment.session import Session
 from deployment.turns import Prompt, TurnText
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TurnEvent, TurnRequest
@@ -115,7 +115,7 @@ class RunningTurn:
                 await self._start_copy
             if finished.token_ids or finished.stop_id is not None:
                 self._commit(session, finished)
-                await self._keeper.copy(session, ALL_KINDS)
+                await self._keeper.copy(session, ("turn_end",))
             elif not session.turns and not session.lost:
                 await self._keeper.abandon(session)
         facts = self._facts(self._started, finished.frontier) if self._started else None

@@ -21,7 +21,6 @@ class AppArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    app_name: str = Field(default="dflash", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     model: Path = DEMO / "target"
     model_name: str | None = None
     draft: Path | None = None
