@@ -42,7 +42,9 @@ def generate(
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids to continue, as in 1,2,3.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message to answer, through the chat template.")] = None,
     model: Annotated[Path | None, typer.Option(help="Target directory (default: the embedded demo).")] = None,
-    draft: Annotated[Path | None, typer.Option(help="Drafter directory (default: the demo's for this backend).")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Drafter directory (default: the demo's for this backend).")
+    ] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="K, 1 to 15 (default: the drafter's block - 1).")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to publish at the most.")] = 128,

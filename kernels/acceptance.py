@@ -56,7 +56,7 @@ class Verdict:
 def choose(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
     """The target's own choice: `logits` FP32 [B, W, V] over public rows, `positions` int64 [B, W] of the predicting
     columns -> int64 [B, W]. Argmax for greedy rows, the `target` race over p for the others."""
-    batch, width, vocabulary = logits.shape
+    _batch, width, vocabulary = logits.shape
     chosen = logits.argmax(-1)
     sampled = sampling.temperature > 0
     if bool(sampled.any()):

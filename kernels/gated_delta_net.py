@@ -58,9 +58,7 @@ def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x32.repeat_interleave(heads // x.shape[-2], dim=-2)
 
 
-def _step(
-    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
+def _step(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """One column of the recurrence: `state` [B, Hv, Dk, Dv], `k` unit [B, Hv, Dk], `v` FP32 [B, Hv, Dv], `g`, `beta`
     [B, Hv] -> the next state. Verification and Fold both call this and nothing else, which is what makes them equal."""
     state = state * g.exp()[..., None, None]

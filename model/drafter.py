@@ -180,7 +180,7 @@ class Drafter:
         rows: DraftRows,
         context: DraftContext,
     ) -> None:
-        """Projects the first counts[b] of `features` [B, T, n H], positions start[b] + i, into every layer's context."""
+        """Projects the first counts[b] of `features` [B, T, n H], at start[b] + i, into each layer's context."""
         config = self.config
         c = context_features(features, self.feature, self.context_norm, config.rms_norm_eps)
         positions = start[:, None] + torch.arange(features.shape[1], device=features.device)

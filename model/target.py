@@ -4,9 +4,9 @@
     full attention: q|gate per head, k, v; offset head norms; partial rotary; causal over pages; * sigmoid(gate); o_proj
     gated delta net: q|k|v through a short convolution, the gated delta rule, gated norm with z, out_proj
 
-A forward runs T columns of B rows. `prefill` advances recurrent state and convolution history in place; `verify` changes
-neither and returns records, from which `commit` folds the N columns that were kept. Both write K/V of their live columns
-into pages: columns beyond the frontier are unreachable until they are committed.
+A forward runs T columns of B rows. `prefill` advances recurrent state and convolution history in place; `verify`
+changes neither and returns records, from which `commit` folds the N columns that were kept. Both write K/V of their
+live columns into pages: columns beyond the frontier are unreachable until they are committed.
 
 Source: specification; research of transformers' Qwen3.5 (names, norms, gate order); decisions 4, 5, 10.
 """
@@ -254,7 +254,7 @@ class Target:
         return F.linear(normed.flatten(-2), weights.output), gdn.Records(k, v, g, beta, projected)
 
 
-def _read_attention(read, prefix: str, config: TargetConfig) -> AttentionWeights:  # noqa: ANN001
+def _read_attention(read, prefix: str, config: TargetConfig) -> AttentionWeights:
     h, d = config.hidden_size, config.head_dim
     q, kv = config.num_heads * d, config.num_kv_heads * d
     name = f"{prefix}self_attn."
@@ -272,7 +272,7 @@ def _read_attention(read, prefix: str, config: TargetConfig) -> AttentionWeights
     )
 
 
-def _read_delta_net(read, prefix: str, config: TargetConfig) -> DeltaNetWeights:  # noqa: ANN001
+def _read_delta_net(read, prefix: str, config: TargetConfig) -> DeltaNetWeights:
     h, heads, channels = config.hidden_size, config.gdn_value_heads, config.conv_channels
     values = heads * config.gdn_value_dim
     name = f"{prefix}linear_attn."

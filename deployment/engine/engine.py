@@ -13,10 +13,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import partial
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
+from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.messages import (
@@ -28,13 +29,12 @@ from deployment.engine.messages import (
     Dropped,
     Event,
     Export,
-    Exported,
     Facts,
     Failed,
     Finished,
     Fork,
+    Hit,
     Import,
-    Imported,
     Inspect,
     Started,
     Submit,
@@ -44,15 +44,12 @@ from deployment.engine.options import EngineOptions
 from deployment.engine.publication import preview
 from deployment.engine.round import Executor
 from deployment.engine.sessions import SessionTable
-from state.checkpoint import Checkpoint
-from state.codec import decode_checkpoint, encode_checkpoint
+from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
 from state.geometry import pages_for
 from state.memory import SequenceMemory, StateMemory
 
 logger = logging.getLogger(__name__)
-
-_Taken = TypeVar("_Taken")
 
 
 class Engine:
@@ -69,6 +66,7 @@ class Engine:
         self.memory = StateMemory(models.geometry, pages, pages, options.lanes + options.images, models.device)
         self._executor = Executor(models, self.memory, options.lanes)
         self._sessions = SessionTable(self.memory)
+        self._exchange = StateExchange(models, self.memory, self._sessions)
         self._queue: deque[tuple[Submit, float]] = deque()
         self._lanes: list[Lane] = []
         self._cancelled: set[str] = set()
@@ -85,17 +83,19 @@ class Engine:
         try:
             match command:
                 case Submit():
-                    self._check(command)
+                    if command.turn in self._turns():
+                        raise EngineError(errors.INVALID_REQUEST, f"turn {command.turn!r} is running already", "turn")
+                    check_submit(command, self.models.context, self.models.target.public_rows)
                     self._queue.append((command, time.monotonic()))
                 case Cancel():
                     if any(command.turn == turn for turn in self._turns()):
                         self._cancelled.add(command.turn)
                 case Export():
-                    self._emit(self._export(command))
+                    self._emit(self._exchange.export(command))
                 case Import():
-                    self._emit(self._import(command))
+                    self._emit(self._exchange.import_(command))
                 case Fork():
-                    self._emit(self._fork(command))
+                    self._emit(self._exchange.fork(command))
                 case Drop():
                     self._sessions.drop(command.session)
                     self._emit(Dropped(command.call, command.session))
@@ -124,93 +124,6 @@ class Engine:
 
     def _turns(self) -> list[str]:
         return [lane.submit.turn for lane in self._lanes] + [submit.turn for submit, _ in self._queue]
-
-    def _check(self, submit: Submit) -> None:
-        """Refuses what can never run, before it waits for anything."""
-        prompt, limit = submit.prompt_ids, self.models.context
-        if submit.turn in self._turns():
-            raise EngineError(errors.INVALID_REQUEST, f"turn {submit.turn!r} is running already", "turn")
-        if not prompt:
-            raise EngineError(errors.INVALID_REQUEST, "the prompt is empty, must have at least one token", "prompt")
-        rows = self.models.target.public_rows
-        wrong = next((token for token in prompt if not 0 <= token < rows), None)
-        if wrong is not None:
-            raise EngineError(
-                errors.INVALID_REQUEST, f"prompt token id {wrong} is outside the vocabulary [0, {rows})", "prompt"
-            )
-        if len(prompt) >= limit:
-            raise EngineError(
-                errors.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {len(prompt)} tokens, but the context limit is {limit} tokens, of which at least one "
-                "must be left for the answer",
-                "prompt",
-            )
-        if submit.max_tokens is not None and submit.max_tokens < 1:
-            raise EngineError(
-                errors.INVALID_REQUEST, f"max_tokens is {submit.max_tokens}, must be at least 1", "max_tokens"
-            )
-        if not 0 <= submit.stable_boundary <= len(prompt):
-            raise EngineError(
-                errors.INVALID_REQUEST,
-                f"stable_boundary is {submit.stable_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
-                "stable_boundary",
-            )
-        _check_sampling(submit)
-
-    def _export(self, command: Export) -> Exported:
-        held = self._sessions.checkpoints(command.session)
-        if not held:
-            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {command.session!r} is held here")
-        newest: dict[str, Checkpoint] = {}
-        for checkpoint in held:
-            if checkpoint.kind in command.kinds:
-                newest[checkpoint.kind] = checkpoint
-        chosen = [checkpoint for checkpoint in held if newest.get(checkpoint.kind) is checkpoint]
-        blobs = tuple(encode_checkpoint(self.memory, c, self.models.fingerprint, command.record) for c in chosen)
-        kinds: tuple[CheckpointKind, ...] = tuple(c.kind for c in chosen)  # pyright: ignore[reportAssignmentType]
-        return Exported(command.call, command.session, blobs, kinds, tuple(c.frontier for c in chosen))
-
-    def _import(self, command: Import) -> Imported:
-        if not command.blobs:
-            raise EngineError(errors.BAD_STATE, "an import needs at least one checkpoint")
-        rows = self.models.target.public_rows
-        decoded: list[Checkpoint] = []
-        record: dict[str, object] = {}
-        try:
-            for blob in command.blobs:
-                checkpoint, record = self._with_room(
-                    lambda blob=blob: decode_checkpoint(self.memory, blob, self.models.fingerprint, rows),
-                    keep=command.session,
-                )
-                decoded.append(checkpoint)
-        except StateError:
-            for checkpoint in decoded:
-                self.memory.release(checkpoint)
-            raise
-        self._sessions.replace(command.session, decoded, command.origin)
-        return self._imported(command.call, command.session, record)
-
-    def _fork(self, command: Fork) -> Imported:
-        held = self._sessions.checkpoints(command.session)
-        if not held:
-            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {command.session!r} is held here")
-        forked: list[Checkpoint] = []
-        try:
-            for checkpoint in held:
-                forked.append(
-                    self._with_room(lambda c=checkpoint: self.memory.fork(c), keep=command.session)
-                )
-        except StateError:
-            for checkpoint in forked:
-                self.memory.release(checkpoint)
-            raise
-        self._sessions.replace(command.child, forked, "device")
-        return self._imported(command.call, command.child, {})
-
-    def _imported(self, call: str, session: str, record: dict[str, object]) -> Imported:
-        held = self._sessions.checkpoints(session)
-        deepest = max(held, key=lambda c: len(c.ledger))
-        return Imported(call, session, tuple(c.frontier for c in held), deepest.ledger, record)
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -257,9 +170,8 @@ class Engine:
             if submit.max_tokens is not None:
                 budget = min(budget, submit.max_tokens)
             tokens = len(submit.prompt_ids) + budget
-            found = self._sessions.deepest_prefix(submit.session, submit.prompt_ids) if submit.session else None
             try:
-                memory = self._with_room(lambda: self._open(found[0] if found else None, tokens), submit.session)
+                memory, hit = self._sessions.with_room(partial(self._open, submit, tokens), submit.session)
             except CapacityError as error:
                 if self._lanes:
                     return  # a running lane will give its memory back
@@ -277,30 +189,26 @@ class Engine:
                     ledger=list(submit.prompt_ids),
                     budget=budget,
                     stop_ids=stop_ids,
-                    hit=found[1] if found else "none",
+                    hit=hit,
                     reused=memory.frontier,
                     started_at=arrived,
                     boundary=submit.stable_boundary if submit.session else 0,
                 )
             )
-            if submit.session and found:
+            if submit.session:
                 self._sessions.settle(submit.session)
 
     @property
     def _eos_ids(self) -> frozenset[int]:
         return frozenset(self.models.defaults.eos_ids)
 
-    def _open(self, checkpoint: Checkpoint | None, tokens: int) -> SequenceMemory:
-        return self.memory.restore(checkpoint, tokens) if checkpoint else self.memory.open(tokens)
-
-    def _with_room(self, take: Callable[[], _Taken], keep: str | None) -> _Taken:
-        """Calls `take`, and makes room by evicting checkpoints for as long as memory is short and some are idle."""
-        while True:
-            try:
-                return take()
-            except CapacityError:
-                if not self._sessions.evict_one(keep) and not self._sessions.evict_one():
-                    raise
+    def _open(self, submit: Submit, tokens: int) -> tuple[SequenceMemory, Hit]:
+        """Memory of a new lane: from the session's deepest fitting checkpoint, else empty. `CapacityError`."""
+        found = self._sessions.deepest_prefix(submit.session, submit.prompt_ids) if submit.session else None
+        if found is None:
+            return self.memory.open(tokens), "none"
+        checkpoint, hit = found
+        return self.memory.restore(checkpoint, tokens), hit
 
     # ------------------------------------------------------------------------------------------------ prefill
 
@@ -369,9 +277,8 @@ class Engine:
         form = "prompt" if lane.prefilling or len(lane.ledger) == lane.frontier else "decode"
         ledger = lane.ledger[: lane.frontier + (form == "decode")]
         try:
-            checkpoint = self._with_room(
-                lambda: self.memory.capture(lane.memory, ledger, form, kind), keep=session
-            )
+            capture = partial(self.memory.capture, lane.memory, ledger, form, kind)
+            checkpoint = self._sessions.with_room(capture, keep=session)
         except CapacityError as error:
             logger.warning("no %s checkpoint for a session: %s", kind, error)
             return
@@ -381,18 +288,3 @@ class Engine:
     def _leave(self, lane: Lane) -> None:
         self._lanes.remove(lane)
         self.memory.close(lane.memory)
-
-
-def _check_sampling(submit: Submit) -> None:
-    sampling = submit.sampling
-    if not 0.0 <= sampling.temperature < float("inf"):
-        message = f"temperature is {sampling.temperature}, must be a finite number of at least 0"
-        raise EngineError(errors.INVALID_REQUEST, message, "temperature")
-    if sampling.top_k < 0:
-        raise EngineError(errors.INVALID_REQUEST, f"top_k is {sampling.top_k}, must be at least 0 (0: all)", "top_k")
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise EngineError(
-            errors.INVALID_REQUEST, f"top_p is {sampling.top_p}, must be above 0 and at most 1", "top_p"
-        )
-    if not 0 <= sampling.seed < 1 << 64:
-        raise EngineError(errors.INVALID_REQUEST, f"seed is {sampling.seed}, must be in [0, 2^64)", "seed")

@@ -24,6 +24,7 @@ from model.drafter import Drafter
 from model.errors import ModelError
 from model.target import Target
 from model.tokenizer import Tokenizer
+from state.fingerprint import make_fingerprint
 from state.geometry import StateGeometry
 
 logger = logging.getLogger(__name__)
@@ -75,19 +76,18 @@ def load_models(options: EngineOptions) -> Models:
         causal = draft_causality(draft_config, options)
         drafter = Drafter.load(draft_checkpoint, draft_config, config.vocab_size, causal, device, dtype)
         _log_unused(draft_checkpoint)
-        draft_weights = draft_checkpoint.weights_sha256()
+        draft_weights = f"{draft_checkpoint.weights_sha256()}/{'causal' if any(causal) else 'non-causal'}"
     chat_template = ChatTemplate.load(options.model)
     geometry = state_geometry(config, draft_config, dtype)
-    fingerprint: dict[str, str | int] = {
-        "weights": checkpoint.weights_sha256(),
-        "backend": options.backend,
-        "drafter": draft_weights,
-        "draft_causal": "" if drafter is None else "".join("c" if flag else "b" for flag in drafter.causal),
-        "tokenizer": tokenizer.sha256,
-        "chat_template": chat_template.sha256,
-        "numeric_path": f"torch-reference/{device.type}/{options.dtype}",
-        **{f"geometry.{name}": value for name, value in geometry.facts().items()},
-    }
+    fingerprint = make_fingerprint(
+        geometry,
+        weights=checkpoint.weights_sha256(),
+        drafter=draft_weights,
+        tokenizer=tokenizer.sha256,
+        template=chat_template.sha256,
+        backend=options.backend,
+        numeric_path=f"torch reference/{device.type}/{options.dtype}",
+    )
     return Models(
         target=target,
         drafter=drafter,

@@ -46,9 +46,7 @@ class Executor:
         self._models = models
         self._memory = memory
         self._device = models.device
-        self._state = TargetState(
-            memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv
-        )
+        self._state = TargetState(memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv)
         drafter = models.drafter
         self._context: DraftContext | None = None
         self._pending = torch.empty(0)
@@ -67,7 +65,9 @@ class Executor:
         """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it."""
         start = lane.frontier
         ids = torch.tensor([lane.ledger[start:end]], device=self._device)
-        columns = Columns(ids, self._int([start]), self._int([end - start]), self._page_table([lane]), self._slots([lane]))
+        columns = Columns(
+            ids, self._int([start]), self._int([end - start]), self._page_table([lane]), self._slots([lane])
+        )
         forward = self._models.target.prefill(columns, self._state, self._models.taps)
         self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
         if self._models.drafter is not None and self._context is not None and forward.features is not None:
@@ -133,9 +133,7 @@ class Executor:
         counts = [lane.pending for lane in lanes]
         features = self._pending[[lane.row for lane in lanes], : max(counts)]
         start = self._int([lane.memory.context_frontier for lane in lanes])
-        self._models.drafter.append_context(
-            features, start, self._int(counts), self._draft_rows(lanes), self._context
-        )
+        self._models.drafter.append_context(features, start, self._int(counts), self._draft_rows(lanes), self._context)
         for lane in lanes:
             lane.memory.context_frontier += lane.pending
             lane.pending = 0

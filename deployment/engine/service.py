@@ -11,7 +11,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from deployment.engine import errors
 from deployment.engine.engine import Engine
@@ -52,7 +52,7 @@ class EngineService:
         """False once the engine's thread has ended, by `close` or by a fault."""
         return not self._ended
 
-    async def turn(self, submit: Submit) -> AsyncIterator[Event]:
+    async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
         events: asyncio.Queue[Event] = asyncio.Queue()
         ended = False

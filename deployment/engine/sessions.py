@@ -7,14 +7,18 @@ recently loses its oldest checkpoint: its copies in other tiers are not touched.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from deployment.engine.messages import Hit
 from state.checkpoint import Checkpoint
+from state.errors import CapacityError
 from state.memory import StateMemory
 
 KEPT = 4
+
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(eq=False)
@@ -48,7 +52,9 @@ class SessionTable:
             return None
         self._sessions.move_to_end(session)
         prompt = tuple(prompt)
-        fitting = [c for c in held.checkpoints if c.frontier < len(prompt) and c.ledger[: c.frontier] == prompt[: c.frontier]]
+        fitting = [
+            c for c in held.checkpoints if c.frontier < len(prompt) and c.ledger[: c.frontier] == prompt[: c.frontier]
+        ]
         best = max(fitting, key=lambda c: c.frontier, default=None)
         if best is None or best.frontier == 0:
             return None
@@ -92,6 +98,19 @@ class SessionTable:
                     del self._sessions[session]
                 return True
         return False
+
+    def with_room(self, take: Callable[[], _Taken], keep: str | None, keep_always: bool = False) -> _Taken:
+        """Calls `take`, and makes room by evicting checkpoints for as long as memory is short and some are idle.
+
+        Those of session `keep` go last, or never with `keep_always`. `take` may be called again after an eviction, so
+        it must look up what it needs each time.
+        """
+        while True:
+            try:
+                return take()
+            except CapacityError:
+                if not self.evict_one(keep) and (keep_always or not self.evict_one()):
+                    raise
 
     def _release(self, held: HeldSession, checkpoint: Checkpoint) -> None:
         held.checkpoints.remove(checkpoint)

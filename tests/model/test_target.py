@@ -1,4 +1,4 @@
-"""The target against transformers' Qwen3.5, on the demo checkpoint: prefill whole, in odd chunks, and token by token."""
+"""The target against transformers' Qwen3.5, on the demo checkpoint: whole, in odd chunks, and token by token."""
 
 from __future__ import annotations
 
@@ -124,7 +124,11 @@ def test_inactive_columns_of_a_ragged_batch_change_nothing(target, token_ids):
     tables = torch.tensor([[5, 2], [7, 0]])
     for row in range(2):
         one = Columns(
-            token_ids[None, :start], torch.tensor([0]), torch.tensor([start]), tables[row : row + 1], torch.tensor([row])
+            token_ids[None, :start],
+            torch.tensor([0]),
+            torch.tensor([start]),
+            tables[row : row + 1],
+            torch.tensor([row]),
         )
         target.prefill(one, state)
     ids = token_ids[start : start + 5].repeat(2, 1)

@@ -1,0 +1,108 @@
+"""Engines over the demo model, driven step by step, and what their events say."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+from deployment.engine.engine import Engine
+from deployment.engine.loading import Models, load_models
+from deployment.engine.messages import Captured, Command, Event, Failed, Finished, Sampling, Started, Submit, Tokens
+from deployment.engine.options import EngineOptions
+from model import DEMO
+
+TARGET = DEMO / "target"
+_turns = itertools.count()
+
+
+@functools.cache
+def golden() -> list[dict[str, Any]]:
+    return json.loads((DEMO / "golden_public.json").read_text())["prompts"]
+
+
+def prompt(index: int) -> tuple[int, ...]:
+    return tuple(golden()[index]["prompt"])
+
+
+def options(backend: str = "none", draft_tokens: int | None = None, **more: Any) -> EngineOptions:
+    draft = None if backend == "none" else DEMO / backend
+    return EngineOptions(model=TARGET, draft=draft, backend=backend, draft_tokens=draft_tokens, **more)  # pyright: ignore
+
+
+@functools.cache
+def models(backend: str, draft_tokens: int | None = None, context: int | None = None, dtype: str = "float32") -> Models:
+    return load_models(options(backend, draft_tokens, context=context, dtype=dtype))
+
+
+class Driver:
+    """An engine and all events that it has emitted."""
+
+    def __init__(self, backend: str = "none", draft_tokens: int | None = None, **more: Any) -> None:
+        context, dtype = more.get("context"), more.get("dtype", "float32")
+        self.events: list[Event] = []
+        self.engine = Engine(
+            models(backend, draft_tokens, context, dtype), options(backend, draft_tokens, **more), self.events.append
+        )
+
+    def submit(self, prompt_ids: tuple[int, ...], **fields: Any) -> str:
+        turn = fields.pop("turn", None) or f"turn-{next(_turns)}"
+        self.engine.execute(Submit(turn=turn, prompt_ids=prompt_ids, **fields))
+        return turn
+
+    def steps(self, limit: int = 10_000) -> None:
+        """Runs until nothing is left to do, and checks the books after every step."""
+        for _ in range(limit):
+            if not self.engine.step():
+                return
+            self.engine.memory.check_invariants()
+        raise AssertionError(f"the engine is still busy after {limit} steps")
+
+    def run(self, prompt_ids: tuple[int, ...], **fields: Any) -> Finished:
+        """One turn to its end."""
+        turn = self.submit(prompt_ids, **fields)
+        self.steps()
+        return self.finished(turn)
+
+    def call(self, command: Command) -> Any:
+        """The one answer of a command that has one."""
+        before = len(self.events)
+        self.engine.execute(command)
+        (answer,) = self.events[before:]
+        return answer
+
+    def of(self, turn: str) -> list[Event]:
+        return [event for event in self.events if getattr(event, "turn", getattr(event, "ref", None)) == turn]
+
+    def finished(self, turn: str) -> Finished:
+        last = self.of(turn)[-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    def failed(self, turn: str) -> Failed:
+        last = self.of(turn)[-1]
+        assert isinstance(last, Failed), last
+        return last
+
+    def started(self, turn: str) -> Started:
+        return next(event for event in self.of(turn) if isinstance(event, Started))
+
+    def streamed(self, turn: str) -> tuple[int, ...]:
+        """The published ids as they came, checked to be without gaps or repeats."""
+        ids: list[int] = []
+        expected: int | None = None
+        for event in self.of(turn):
+            if isinstance(event, Tokens):
+                assert expected in (None, event.start), "a gap or a repeat in the stream"
+                ids.extend(event.token_ids)
+                expected = event.start + len(event.token_ids)
+        return tuple(ids)
+
+    def captured(self, turn: str) -> list[Captured]:
+        return [event for event in self.of(turn) if isinstance(event, Captured)]
+
+
+def seeded(seed: int = 7, **more: Any) -> Sampling:
+    return replace(Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=seed), **more)
