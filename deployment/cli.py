@@ -72,11 +72,11 @@ def serve(
             from deployment.preflight import check_directories
 
             check_directories(args)
-        from deployment.local import running
+        from deployment.local import running, until_interrupted
 
         with running(args, host=host, port=port, app=app_name, address=address) as url:
             typer.echo(f"{args.model_id} is served at {url}/v1 by {args.replicas} replicas. Ctrl-C ends it.")
-            signal.pause()
+            until_interrupted()
 
 
 @app.command()

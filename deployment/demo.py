@@ -22,7 +22,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from deployment.local import port_is_free, running
+from deployment.local import port_is_free, running, until_interrupted
 from deployment.settings import AppArgs
 
 HOST = "127.0.0.1"
@@ -156,7 +156,7 @@ def run(port: int | None, keep: bool) -> int:
             console.print("The server stays up until Ctrl-C. Try:")
             curl = f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: mine'"
             console.print(f"{curl} -d '{body}'", soft_wrap=True, markup=False, highlight=False)
-            signal.pause()
+            until_interrupted()
     return 1 if report.failed else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,12 @@ def running(
         stack.callback(_disconnect, app, address)
         _connect(address, log_to_driver=not quiet)
         yield _deploy(args, app, host, port)
+
+
+def until_interrupted() -> None:
+    """Waits for Ctrl-C, which here is how things are meant to end."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def _disconnect(app: str, address: str | None) -> None:

@@ -114,7 +114,10 @@ class EngineReplica:
         await self._service.call(Inspect(secrets.token_hex(8)))
 
     async def __del__(self) -> None:
-        self._service.close()
+        # Serve calls this for a replica whose constructor failed, too.
+        service: EngineService | None = getattr(self, "_service", None)
+        if service is not None:
+            service.close()
 
     # ------------------------------------------------------------------------------------------------ turns
 
