@@ -154,6 +154,18 @@ def test_living_owner_hands_over_and_forgets():
     run(steps())
 
 
+def test_living_owner_is_believed_before_the_host_store():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        # A turn whose Host replica could not be written.
+        session.ledger, session.frontier = (1, 2, 3, 4, 5), 4
+        moved, hit = await world.get("b")
+        assert (hit, moved.ledger) == ("peer", (1, 2, 3, 4, 5))
+
+    run(steps())
+
+
 def test_dead_owners_session_comes_from_the_host_store():
     async def steps() -> None:
         world = World()
