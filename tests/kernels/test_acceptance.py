@@ -235,3 +235,17 @@ def test_equal_p_and_q_accept_everything() -> None:
     candidates = torch.arange(CHOICES).expand(n, 1, -1)
     verdict = accept(logits, Proposal(drafts, candidates, law), torch.ones(n).long(), torch.zeros(n).long(), controls)
     assert int(verdict.accepted.sum()) == n
+
+
+def test_a_rejection_without_residual_is_corrected_from_p() -> None:
+    """q above p everywhere (in practice by rounding, here plainly): max(p - q, 0) sums to 0."""
+    n = 20_000
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    controls = RowSampling(
+        torch.ones(n), torch.zeros(n).long(), torch.ones(n), torch.arange(n), torch.zeros(n, dtype=torch.int64)
+    )
+    proposal = Proposal(torch.full((n, 1), 1), torch.arange(4).expand(n, 1, -1), (2 * p).expand(n, 1, -1))
+    verdict = accept(p.log().expand(n, 2, -1), proposal, torch.ones(n).long(), torch.zeros(n).long(), controls)
+    rejected = verdict.accepted == 0
+    assert abs(float(rejected.double().mean()) - 0.5) < 0.02
+    assert oracles.chi_square(torch.bincount(verdict.licensed[rejected, 0], minlength=4), p) > 1e-4

@@ -68,20 +68,20 @@ def case(frontiers: list[int], valid: list[int], width: int, dtype: torch.dtype 
 
 
 def in_rings(
-    c: Case, window: int, dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32,) * 2
+    c: Case, window: int, dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(ring keys, ring values, slots): position p in slot p mod S; whatever is not live is NaN. The row at distance S
     from the anchor is live but seen by nobody: it holds 1e30, which would show."""
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(4))[: len(c.past_k)]
-    rings = tuple(torch.full((SLOTS, window, KV_HEADS, DIM), POISON, dtype=dtype) for dtype in dtypes)
-    for ring, past in zip(rings, (c.past_k, c.past_v), strict=True):
+    keys, values = (torch.full((SLOTS, window, KV_HEADS, DIM), POISON, dtype=dtype) for dtype in dtypes)
+    for ring, past in zip((keys, values), (c.past_k, c.past_v), strict=True):
         for row, rows in enumerate(past):
             frontier = rows.shape[0]
             for position in range(max(0, frontier - window), frontier):
                 ring[slots[row], position % window] = rows[position].to(ring.dtype)
             if frontier >= window:
                 ring[slots[row], frontier % window] = 1e30 if ring.dtype == torch.float32 else 3e4
-    return *rings, slots
+    return keys, values, slots
 
 
 def local(c: Case, window: int, causal: bool) -> torch.Tensor:

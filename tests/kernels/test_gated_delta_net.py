@@ -36,10 +36,11 @@ class Block:
         return self.q, self.k, self.v, self.g, self.beta
 
     def verify(self, state: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-        return verify(*self.tensors(), state, torch.full((len(state),), self.width) if valid is None else valid)
+        valid = torch.full((len(state),), self.width) if valid is None else valid
+        return verify(self.q, self.k, self.v, self.g, self.beta, state, valid)
 
     def prefill(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return prefill(*self.tensors(), state)
+        return prefill(self.q, self.k, self.v, self.g, self.beta, state)
 
     def records(self) -> Records:
         return Records(self.k, self.v, self.g, self.beta, torch.empty(len(self.v), self.width, 0))
