@@ -8,7 +8,8 @@ so that every (seed, position, purpose, sub, token) has a number of its own, whi
 draws it. `accept` and `proposal` draw one uniform of 24 bits (token 0). `target` and `correction` are exponential
 races, which need a number per token (decision 13):
 
-    u_v = min((r32 + 0.5) / 2^32, 1 - 2^-24) in FP32        E_v = -log1p(-u_v)        winner = argmin E_v / w_v
+    u_v = min((r32 + 0.5) / 2^32, 1 - 2^-24) in FP32        E_v = -log1p(-u_v)
+    winner = argmin E_v / (w_v / max w)        weights are scaled a row, so that tiny ones do not overflow
 
 Position is the scalar cache ordinal of the column that predicts: the token at t is drawn under t - 1.
 
@@ -88,6 +89,7 @@ def race(
     """
     rows, tokens = (weights > 0).nonzero(as_tuple=True)
     noise = exponential(seeds[rows], positions[rows], purpose, sub[rows], tokens)
+    scaled = weights / weights.max(-1, keepdim=True).values
     time = torch.full_like(weights, float("inf"))
-    time[rows, tokens] = noise / weights[rows, tokens]
+    time[rows, tokens] = (noise / scaled[rows, tokens]).clamp(max=torch.finfo(torch.float32).max)
     return time.argmin(-1)

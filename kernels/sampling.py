@@ -24,11 +24,14 @@ def processed_distribution(
     greedy = temperature <= 0
     keep = torch.where(top_k <= 0, vocabulary, top_k.clamp(max=vocabulary))
     keep = torch.where(greedy, 1, keep)
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    ordered, order = top_rows(scaled, int(keep.max()))
+    ordered, order = top_rows(logits, int(keep.max()))
     rank = torch.arange(ordered.shape[-1], device=logits.device)
-    mass = (ordered - ordered[:, :1]).exp().masked_fill(rank >= keep[:, None], 0.0)
+    # the maximum is taken off first: a quotient by a tiny temperature may overflow, to -inf and so to no mass
+    scaled = (ordered - ordered[:, :1]) / torch.where(greedy, 1.0, temperature)[:, None]
+    mass = scaled.exp().masked_fill(rank >= keep[:, None], 0.0)
     before = mass.cumsum(-1) - mass
     reach = top_p[:, None] * mass.sum(-1, keepdim=True)
-    mass = mass.masked_fill((before >= reach) & (rank > 0), 0.0)
+    # at top-p 1 nothing is cut, though a running sum in FP32 may reach the whole mass before its end
+    beyond = (before >= reach) & (rank > 0) & (top_p < 1)[:, None]
+    mass = mass.masked_fill(beyond, 0.0)
     return torch.zeros_like(logits).scatter_(-1, order, mass / mass.sum(-1, keepdim=True))

@@ -42,7 +42,8 @@ def select_path(
     for i in range(candidates.shape[1]):
         query = predecessor[previous].float() * hidden[:, i].float()
         edges = unary[:, i] + (successor[candidates[:, i]].float() * query[:, None, :]).sum(-1)
-        law = (edges / divisor).softmax(-1)
+        # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
+        law = ((edges - edges.max(-1, keepdim=True).values) / divisor).softmax(-1)
         best = torch.nn.functional.one_hot(edges.argmax(-1), edges.shape[-1]).to(law.dtype)
         law = torch.where(greedy[:, None], best, law)
         rank = draw_rank(law, u[:, i])

@@ -33,18 +33,19 @@ def options(backend: str = "none", draft_tokens: int | None = None, **more: Any)
 
 
 @functools.cache
-def models(backend: str, draft_tokens: int | None = None, context: int | None = None, dtype: str = "float32") -> Models:
-    return load_models(options(backend, draft_tokens, context=context, dtype=dtype))
+def models(backend: str, draft_tokens: int | None = None, **more: Any) -> Models:
+    """`more`: what of the options is loaded with the models, namely context, dtype and device."""
+    return load_models(options(backend, draft_tokens, **more))
 
 
 class Driver:
     """An engine and all events that it has emitted."""
 
     def __init__(self, backend: str = "none", draft_tokens: int | None = None, **more: Any) -> None:
-        context, dtype = more.get("context"), more.get("dtype", "float32")
         self.events: list[Event] = []
+        loaded = {name: more[name] for name in ("context", "dtype", "device") if name in more}
         self.engine = Engine(
-            models(backend, draft_tokens, context, dtype), options(backend, draft_tokens, **more), self.events.append
+            models(backend, draft_tokens, **loaded), options(backend, draft_tokens, **more), self.events.append
         )
 
     def submit(self, prompt_ids: tuple[int, ...], **fields: Any) -> str:

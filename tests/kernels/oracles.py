@@ -98,7 +98,7 @@ def processed(logits: Sequence[float], temperature: float, top_k: int, top_p: fl
     for v in kept:
         nucleus.append(v)
         so_far += mass[v]
-        if so_far >= reach:
+        if top_p < 1 and so_far >= reach:
             break
     for v in nucleus:
         p[v] = mass[v] / sum(mass[w] for w in nucleus)

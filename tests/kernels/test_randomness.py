@@ -162,3 +162,9 @@ def test_seeds_are_unsigned_and_reduced_modulo_two_to_the_64() -> None:
         5,
         -1,
     ]
+
+
+def test_zero_weights_never_win_a_race_of_tiny_weights() -> None:
+    zeros = torch.zeros(1000, dtype=torch.int64)
+    winners = race(torch.tensor([0.0, 1e-40, 0.0]).expand(1000, -1), torch.arange(1000), zeros, TARGET, zeros)
+    assert set(winners.tolist()) == {1}

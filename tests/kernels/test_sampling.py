@@ -97,3 +97,10 @@ def test_masked_tokens_have_no_mass_and_the_rest_sums_to_one() -> None:
 def test_a_tiny_temperature_is_as_good_as_greedy(temperature: float) -> None:
     logits = random_logits(4, 30, seed=6)
     assert torch.equal(process(logits, temperature, 0, 1.0), process(logits, 0.0, 0, 1.0))
+
+
+@pytest.mark.parametrize("vocabulary", [64, 8192, 100_000])
+def test_a_top_p_of_one_keeps_every_token(vocabulary: int) -> None:
+    """A running FP32 sum reaches the whole mass before the tail: that must not cut it."""
+    logits = random_logits(4, vocabulary, seed=5)
+    assert not bool(((process(logits, 1.0, 0, 1.0) == 0) & (logits.double().softmax(-1) > 1e-30)).any())

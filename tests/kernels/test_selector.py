@@ -207,3 +207,20 @@ def test_bfloat16_codebooks_are_multiplied_in_fp32() -> None:
         assert margin > 1e-5
         assert drafts[row].tolist() == expected
         oracles.close(law[row], expected_law, 1e-5)
+
+
+def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
+    one = torch.ones(1, dtype=torch.int64)
+    drafts, law = select_path(
+        candidates=torch.tensor([[[4, 5, 6]]]),
+        unary=torch.tensor([[[60.0, 40.0, 20.0]]]),
+        hidden=torch.zeros(1, 1, 2),
+        predecessor=torch.zeros(8, 2),
+        successor=torch.zeros(8, 2),
+        anchors=one,
+        frontier=one,
+        temperature=torch.tensor([1e-40]),
+        seeds=one,
+        sub=one,
+    )
+    assert law.tolist() == [[[1.0, 0.0, 0.0]]] and drafts.tolist() == [[4]]
