@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from deployment.generate import generate
-
-if TYPE_CHECKING:
-    from deployment.settings import AppArgs
+from deployment.usage import one_sentence
 
 # Ray, Serve and torch take seconds to import: `--help` and a mistyped option should not wait for them.
 
@@ -55,9 +50,15 @@ def serve(
     address: Address = None,
 ) -> None:
     """Serves a model over HTTP until Ctrl-C."""
-    given = {"model": model, "draft": draft, "draft_tokens": draft_tokens, "model_name": model_name, "context": context}
     with one_sentence():
-        args = settings(
+        from deployment.settings import AppArgs
+
+        args = AppArgs.of(
+            model=model,
+            draft=draft,
+            draft_tokens=draft_tokens,
+            model_name=model_name,
+            context=context,
             backend=backend,
             draft_causal=draft_causal,
             replicas=replicas,
@@ -66,7 +67,6 @@ def serve(
             lanes=lanes,
             images=images,
             prefill_chunk=prefill_chunk,
-            **{name: value for name, value in given.items() if value is not None},
         )
         if address is None:
             from deployment.preflight import check_directories
@@ -99,45 +99,6 @@ def demo(
         from deployment.demo import run
 
         raise typer.Exit(run(port, keep))
-
-
-def settings(**values: Any) -> AppArgs:
-    """Raises ValueError with one sentence that names the option."""
-    from pydantic import ValidationError
-
-    from deployment.settings import AppArgs
-
-    try:
-        return AppArgs(**values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
-
-
-@contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
-    """Errors that a person can mend become one sentence; Ctrl-C ends quietly."""
-    # A process started in the background of a script ignores SIGINT, and Python then installs no handler of its own.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("ended.", err=True)
-        raise typer.Exit(130) from None
-    except ValueError as error:  # ModelError is one
-        fail(str(error), 2)
-    except RuntimeError as error:
-        if type(error).__name__ != "LaunchError":
-            raise
-        fail(str(error), 2)
-
-
-def fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"dflash-serve: {message}", err=True)
-    raise typer.Exit(code)
 
 
 if __name__ == "__main__":

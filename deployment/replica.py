@@ -16,7 +16,6 @@ from deployment.actors import Cluster
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Fork, Inspect, Sampling, Submit
-from deployment.engine.options import EngineOptions
 from deployment.engine.service import EngineService
 from deployment.errors import (
     Refused,
@@ -48,24 +47,6 @@ from deployment.wire import (
 PEER_SECONDS = 10.0
 
 log = logging.getLogger("ray.serve")
-
-
-def engine_options(args: AppArgs) -> EngineOptions:
-    """The engine's part of the settings."""
-    return EngineOptions(
-        model=args.model,
-        draft=args.draft,
-        backend=args.backend,
-        draft_tokens=args.draft_tokens,
-        device=args.device,
-        dtype=args.dtype,
-        lanes=args.lanes,
-        context=args.context,
-        images=args.images,
-        pages=args.pages,
-        prefill_chunk=args.prefill_chunk,
-        draft_causal=args.draft_causal,
-    )
 
 
 class ServePeers:
@@ -102,7 +83,7 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        self._service = EngineService.start(engine_options(args))
+        self._service = EngineService.start(args.engine_options())
         self._cluster = Cluster(context.app_name, args.host_store_bytes)
         self._cluster.start_host_store()
         self._keeper = SessionKeeper(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployment.engine.options import Backend, EngineOptions
 from model import DEMO
-
-Backend = Literal["none", "dflash", "dflash2"]
 
 
 class AppArgs(BaseModel):
@@ -50,6 +49,34 @@ class AppArgs(BaseModel):
                 raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
             self.draft = DEMO / self.backend
         return self
+
+    @classmethod
+    def of(cls, **values: Any) -> AppArgs:
+        """Settings of a command line: None means not given. Raises ValueError with one sentence naming the field."""
+        try:
+            return cls(**{name: value for name, value in values.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            message = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
+
+    def engine_options(self) -> EngineOptions:
+        """The engine's part."""
+        return EngineOptions(
+            model=self.model,
+            draft=self.draft,
+            backend=self.backend,
+            draft_tokens=self.draft_tokens,
+            device=self.device,
+            dtype=self.dtype,
+            lanes=self.lanes,
+            context=self.context,
+            images=self.images,
+            pages=self.pages,
+            prefill_chunk=self.prefill_chunk,
+            draft_causal=self.draft_causal,
+        )
 
     @property
     def model_id(self) -> str:

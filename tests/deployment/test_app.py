@@ -9,7 +9,6 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployment.engine.options import EngineOptions
-from deployment.replica import engine_options
 from deployment.settings import AppArgs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "deployment" / "configs"
@@ -28,6 +27,6 @@ def test_every_shipped_config_is_valid_for_serve_and_for_the_application():
 def test_every_engine_option_can_be_set_from_the_settings():
     names = {field.name for field in fields(EngineOptions)}
     assert names <= set(AppArgs.model_fields)
-    options = engine_options(AppArgs(lanes=3, context=100, pages=9, draft_tokens=5, draft_causal="true"))
+    options = AppArgs(lanes=3, context=100, pages=9, draft_tokens=5, draft_causal="true").engine_options()
     chosen = (options.lanes, options.context, options.pages, options.draft_tokens, options.draft_causal)
     assert chosen == (3, 100, 9, 5, "true")

@@ -93,7 +93,7 @@ def test_masked_tokens_have_no_mass_and_the_rest_sums_to_one() -> None:
     oracles.close(p.sum(-1), torch.ones(3), 1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-30])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-40])
 def test_a_tiny_temperature_is_as_good_as_greedy(temperature: float) -> None:
     logits = random_logits(4, 30, seed=6)
     assert torch.equal(process(logits, temperature, 0, 1.0), process(logits, 0.0, 0, 1.0))

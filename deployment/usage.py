@@ -1,0 +1,34 @@
+"""How a command ends: a person's mistake is one sentence on stderr and exit code 2, Ctrl-C is quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import NoReturn
+
+import typer
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Errors that a person can mend become one sentence; Ctrl-C ends quietly."""
+    # A process started in the background of a script ignores SIGINT, and Python then installs no handler of its own.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("ended.", err=True)
+        raise typer.Exit(130) from None
+    except ValueError as error:  # ModelError is one
+        fail(str(error), 2)
+    except RuntimeError as error:
+        if type(error).__name__ != "LaunchError":
+            raise
+        fail(str(error), 2)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"dflash-serve: {message}", err=True)
+    raise typer.Exit(code)

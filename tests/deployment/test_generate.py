@@ -1,0 +1,74 @@
+"""`dflash-serve generate`: what it prints, and its one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deployment.cli import app
+from model import DEMO
+from tests.engine.driving import golden
+from tests.engine.test_golden import compared_rounds
+
+
+def generate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["generate", *arguments])
+
+
+@pytest.mark.parametrize("backend, draft_tokens, key", [("dflash", 15, "v1_k15"), ("dflash2", 7, "v2_k7")])
+def test_json_holds_the_golden_tokens_and_rounds(backend, draft_tokens, key):
+    case = golden()[10]
+    ids = ",".join(map(str, case["prompt"]))
+    result = generate(
+        "--prompt-ids", ids, "--backend", backend, "--draft-tokens", str(draft_tokens), "--max-tokens", "128",
+        "--ignore-eos", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["prompt_token_ids"] == case["prompt"]
+    assert answer["token_ids"][:96] == case["greedy"] and len(answer["token_ids"]) == 128
+    rounds = compared_rounds(case["accepted"][key], 112)
+    assert answer["rounds"][: len(rounds)] == rounds
+    assert answer["acceptance_length"] == pytest.approx(127 / len(answer["rounds"]))
+    assert (answer["backend"], answer["finish_reason"]) == (backend, "length")
+    assert answer["text"] and answer["seconds"] > 0 and answer["tokens_per_second"] > 0
+
+
+def test_streamed_text_is_the_text_of_the_json_and_a_seed_repeats_itself():
+    request = ("--chat", "Count from 3 to 7.", "--temperature", "0.8", "--seed", "5", "--max-tokens", "24")
+    streamed, again = generate(*request), generate(*request, "--json")
+    assert streamed.exit_code == again.exit_code == 0
+    assert streamed.stdout == json.loads(again.stdout)["text"] + "\n"
+    assert "acceptance length" in streamed.stderr and "seed 5" in streamed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ((), "exactly one of --prompt, --prompt-ids and --chat"),
+        (("--prompt", "a", "--chat", "b"), "exactly one of"),
+        (("--prompt", ""), "prompt is empty"),
+        (("--chat", "  "), "--chat is empty"),
+        (("--prompt-ids", "1,x"), "--prompt-ids"),
+        (("--prompt-ids", "1,9999"), "9999"),
+        (("--prompt", "a", "--temperature", "-1"), "temperature is -1"),
+        (("--prompt", "a", "--top-p", "0"), "top_p"),
+        (("--prompt", "a", "--max-tokens", "0"), "max_tokens"),
+        (("--prompt", "a", "--seed", "-3"), "seed"),
+        (("--prompt", "a", "--backend", "eagle"), "backend"),
+        (("--prompt", "a", "--draft-tokens", "16"), "draft_tokens"),
+        (("--prompt", "a", "--device", "cuda"), "cuda"),
+        (("--prompt", "a", "--model", "/nowhere/at-all", "--backend", "none"), "/nowhere/at-all"),
+        (("--prompt", "a", "--model", str(DEMO / "target")), ""),
+        (("--prompt", "a " * 40, "--context", "16"), "16"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
+    result = generate(*arguments)
+    if not named:  # the demo's own directory by its path: its drafter is the default as well
+        assert result.exit_code == 0
+        return
+    assert result.exit_code == 2, result.output
+    assert named in result.stderr and result.stderr.count("\n") == 1 and not result.stdout
