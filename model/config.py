@@ -19,8 +19,21 @@ DraftLayer = Literal["sliding_attention", "full_attention"]
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """A mixture in every block: `experts_per_token` of `num_experts`, beside one shared expert."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int
+
+
+@dataclass(frozen=True)
 class TargetConfig:
-    """A dense text target of the Qwen3.5 family: gated delta net (GDN) layers and gated full-attention layers."""
+    """A text target of the Qwen3.5 family: gated delta net (GDN) layers and gated full-attention layers.
+
+    `intermediate_size` is that of a dense target's MLPs, 0 where `moe` says how they are mixed.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -40,6 +53,7 @@ class TargetConfig:
     max_positions: int
     tie_embeddings: bool
     eos_ids: tuple[int, ...]
+    moe: MoeConfig | None = None
 
     @property
     def conv_channels(self) -> int:
@@ -127,7 +141,8 @@ def load_target_config(directory: Path) -> TargetConfig:
     label = f"target config ({directory / 'config.json'})"
     inner = Fields(label, outer).mapping("text_config")
     fields = Fields(label, inner, outer) if inner is not None else Fields(label, outer)
-    _refuse_foreign_target(fields, outer)
+    _refuse_foreign_target(fields)
+    moe = _moe(fields)
 
     num_layers = fields.integer("num_hidden_layers")
     layer_types: tuple[Any, ...] | None = fields.choices("layer_types", ("linear_attention", "full_attention"))
@@ -149,7 +164,7 @@ def load_target_config(directory: Path) -> TargetConfig:
     return TargetConfig(
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=0 if moe else fields.integer("intermediate_size"),
         num_layers=num_layers,
         layer_types=layer_types,
         num_heads=num_heads,
@@ -165,6 +180,7 @@ def load_target_config(directory: Path) -> TargetConfig:
         max_positions=max_positions,
         tie_embeddings=tie,
         eos_ids=eos_ids,
+        moe=moe,
     )
 
 
@@ -305,14 +321,32 @@ def _check_eos(fields: Fields, eos_ids: tuple[int, ...], vocab_size: int) -> Non
             fields.fail(f"eos_token_id has {token}, but vocab_size is {vocab_size}")
 
 
-def _refuse_foreign_target(fields: Fields, outer: dict[str, Any]) -> None:
+def _moe(fields: Fields) -> MoeConfig | None:
+    """The mixture, if there is one; None for a dense target."""
+    if "moe" not in fields.text("model_type"):
+        for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
+            fields.refuse(name, (0,), f'model_type "{fields.text("model_type")}" is a dense target')
+        return None
+    fields.refuse("norm_topk_prob", (True,), "routing weights are always renormalised")
+    fields.refuse("decoder_sparse_step", (1,), "every block has a mixture")
+    fields.refuse("mlp_only_layers", ([],), "every block has a mixture")
+    experts, chosen = fields.integer("num_experts"), fields.integer("num_experts_per_tok")
+    if chosen > experts:
+        fields.fail(f"num_experts_per_tok is {chosen}, but there are only {experts} experts")
+    return MoeConfig(
+        num_experts=experts,
+        experts_per_token=chosen,
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        shared_intermediate_size=fields.integer("shared_expert_intermediate_size"),
+    )
+
+
+def _refuse_foreign_target(fields: Fields) -> None:
+    """Everything that changes the mathematics and is not implemented."""
     model_type = fields.text("model_type")
-    if "moe" in model_type or "moe" in str(outer.get("model_type", "")):
-        fields.fail(f'model_type is "{model_type}": mixture-of-experts targets are not supported, only dense ones')
-    if model_type not in ("qwen3_5_text", "qwen3_5"):
-        fields.fail(f'model_type is "{model_type}", but must be qwen3_5_text or qwen3_5')
-    for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
-        fields.refuse(name, (0,), "mixture-of-experts targets are not, only dense ones")
+    known = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe")
+    if model_type not in known:
+        fields.fail(f'model_type is "{model_type}", but must be one of {", ".join(known)}')
     fields.refuse("hidden_act", ("silu",), "the MLP's activation is silu")
     fields.refuse("attention_bias", (False,), "attention projections have no bias")
     fields.refuse("attn_output_gate", (True,), "attention output is always gated")

@@ -26,6 +26,7 @@ from kernels import grouped_convolution
 from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
 from kernels.context_kv import context_features, context_keys_values, write_ring
+from kernels.gated_mlp import gated_mlp
 from kernels.norms import plain_rms_norm
 from kernels.paged_attention import write_pages
 from kernels.rotary import apply_rotary
@@ -33,6 +34,7 @@ from kernels.selector import select_path
 from kernels.shortlist import shortlist
 from model.checkpoint import Checkpoint
 from model.config import DraftConfig
+from model.reader import WeightReader
 from model.rotary import Rotary
 from model.target import Target
 
@@ -119,35 +121,34 @@ class Drafter:
         h, d, inner = config.hidden_size, config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
 
-        def read(name: str, *shape: int) -> torch.Tensor:
-            return checkpoint.tensor(name, shape).to(device=device, dtype=dtype)
+        reader = WeightReader(checkpoint, device, dtype)
 
         def convolution(name: str) -> Convolution | None:
             if config.conv_taps is None or config.conv_group is None:
                 return None
             rows = grouped_convolution.SIDES * config.conv_taps * (h // config.conv_group)
             return Convolution(
-                read(f"{name}.base_kernel", grouped_convolution.SIDES, config.conv_taps, h),
-                read(f"{name}.kernel_projection.weight", rows, h),
+                reader.tensor(f"{name}.base_kernel", grouped_convolution.SIDES, config.conv_taps, h),
+                reader.tensor(f"{name}.kernel_projection.weight", rows, h),
             )
 
         def layer(i: int) -> DraftLayer:
             name = f"layers.{i}."
+            attention, mlp = f"{name}self_attn.", f"{name}mlp."
             qkv = (
-                read(f"{name}self_attn.q_proj.weight", q, h),
-                read(f"{name}self_attn.k_proj.weight", kv, h),
-                read(f"{name}self_attn.v_proj.weight", kv, h),
+                (f"{attention}q_proj.weight", q),
+                (f"{attention}k_proj.weight", kv),
+                (f"{attention}v_proj.weight", kv),
             )
-            gate_up = (read(f"{name}mlp.gate_proj.weight", inner, h), read(f"{name}mlp.up_proj.weight", inner, h))
             return DraftLayer(
-                input_norm=read(f"{name}input_layernorm.weight", h),
-                qkv=torch.cat(qkv),
-                q_norm=read(f"{name}self_attn.q_norm.weight", d),
-                k_norm=read(f"{name}self_attn.k_norm.weight", d),
-                output=read(f"{name}self_attn.o_proj.weight", h, q),
-                post_norm=read(f"{name}post_attention_layernorm.weight", h),
-                gate_up=torch.cat(gate_up),
-                down=read(f"{name}mlp.down_proj.weight", h, inner),
+                input_norm=reader.tensor(f"{name}input_layernorm.weight", h),
+                qkv=reader.rows(h, *((f"{attention}{part}_proj.weight", rows) for part, rows in heads)),
+                q_norm=reader.tensor(f"{attention}q_norm.weight", d),
+                k_norm=reader.tensor(f"{attention}k_norm.weight", d),
+                output=reader.tensor(f"{attention}o_proj.weight", h, q),
+                post_norm=reader.tensor(f"{name}post_attention_layernorm.weight", h),
+                gate_up=reader.rows(h, (f"{mlp}gate_proj.weight", inner), (f"{mlp}up_proj.weight", inner)),
+                down=reader.tensor(f"{mlp}down_proj.weight", h, inner),
                 attention_conv=convolution(f"{name}attention_conv"),
                 mlp_conv=convolution(f"{name}mlp_conv"),
             )
@@ -156,17 +157,17 @@ class Drafter:
         if config.selector_rank is not None:
             rank = config.selector_rank
             selector = Selector(
-                read("candidate_selector.hidden_projection.weight", rank, h),
-                read("candidate_selector.predecessor_codebook", vocab_size, rank),
-                read("candidate_selector.successor_codebook", vocab_size, rank),
+                reader.tensor("candidate_selector.hidden_projection.weight", rank, h),
+                reader.tensor("candidate_selector.predecessor_codebook", vocab_size, rank),
+                reader.tensor("candidate_selector.successor_codebook", vocab_size, rank),
             )
         return cls(
             config,
             causal,
-            read("fc.weight", h, len(config.target_layer_ids) * h),
-            read("hidden_norm.weight", h),
+            reader.tensor("fc.weight", h, len(config.target_layer_ids) * h),
+            reader.tensor("hidden_norm.weight", h),
             tuple(layer(i) for i in range(config.num_layers)),
-            read("norm.weight", h),
+            reader.tensor("norm.weight", h),
             selector,
         )
 
@@ -269,8 +270,7 @@ class Drafter:
             x = x + _finish(layer.attention_conv, F.linear(a.flatten(-2), layer.output), finish_a)
             m = plain_rms_norm(x, layer.post_norm, config.rms_norm_eps)
             m, finish_m = _prepare(layer.mlp_conv, m)
-            gate, up = F.linear(m, layer.gate_up).chunk(2, dim=-1)
-            x = x + _finish(layer.mlp_conv, F.linear(F.silu(gate) * up, layer.down), finish_m)
+            x = x + _finish(layer.mlp_conv, gated_mlp(m, layer.gate_up, layer.down), finish_m)
         return plain_rms_norm(x, self.final_norm, config.rms_norm_eps)
 
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -25,6 +25,8 @@ from kernels.rotary import apply_rotary
 from kernels.short_convolution import advance_history, short_convolution
 from model.checkpoint import Checkpoint
 from model.config import TargetConfig
+from model.mlp import DenseMlp, MoeMlp, read_mlp, run_mlp
+from model.reader import WeightReader
 from model.rotary import Rotary
 
 
@@ -88,8 +90,7 @@ class Block:
     input_norm: torch.Tensor
     mixer: AttentionWeights | DeltaNetWeights
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    mlp: DenseMlp | MoeMlp
 
 
 class Target:
@@ -123,30 +124,26 @@ class Target:
     ) -> Target:
         """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
 
-        def read(name: str, *shape: int, as_dtype: torch.dtype = dtype) -> torch.Tensor:
-            return checkpoint.tensor(name, shape).to(device=device, dtype=as_dtype)
+        reader = WeightReader(checkpoint, device, dtype)
 
         def block(i: int) -> Block:
             prefix = f"layers.{i}."
             full = config.layer_types[i] == "full_attention"
-            mixer = _read_attention(read, prefix, config) if full else _read_delta_net(read, prefix, config)
-            h, inner = config.hidden_size, config.intermediate_size
-            gate, up = read(f"{prefix}mlp.gate_proj.weight", inner, h), read(f"{prefix}mlp.up_proj.weight", inner, h)
             return Block(
-                input_norm=read(f"{prefix}input_layernorm.weight", h),
-                mixer=mixer,
-                post_norm=read(f"{prefix}post_attention_layernorm.weight", h),
-                gate_up=torch.cat((gate, up)),
-                down=read(f"{prefix}mlp.down_proj.weight", h, inner),
+                input_norm=reader.tensor(f"{prefix}input_layernorm.weight", config.hidden_size),
+                mixer=_read_attention(reader, prefix, config) if full else _read_delta_net(reader, prefix, config),
+                post_norm=reader.tensor(f"{prefix}post_attention_layernorm.weight", config.hidden_size),
+                mlp=read_mlp(reader, prefix, config),
             )
 
-        embedding = read("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        vocabulary = (config.vocab_size, config.hidden_size)
+        embedding = reader.tensor("embed_tokens.weight", *vocabulary)
         return cls(
             config,
             embedding,
             tuple(block(i) for i in range(config.num_layers)),
-            read("norm.weight", config.hidden_size),
-            embedding if config.tie_embeddings else read("lm_head.weight", config.vocab_size, config.hidden_size),
+            reader.tensor("norm.weight", config.hidden_size),
+            embedding if config.tie_embeddings else reader.tensor("lm_head.weight", *vocabulary),
             public_rows,
         )
 
@@ -190,8 +187,7 @@ class Target:
                 delta_layers += 1
                 records.append(record)
             m = offset_rms_norm(x, block.post_norm, config.rms_norm_eps)
-            gate, up = F.linear(m, block.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, block.down)
+            x = x + run_mlp(block.mlp, m)
             if i in taps:
                 tapped[i] = x
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
@@ -254,40 +250,34 @@ class Target:
         return F.linear(normed.flatten(-2), weights.output), gdn.Records(k, v, g, beta, projected)
 
 
-def _read_attention(read, prefix: str, config: TargetConfig) -> AttentionWeights:
+def _read_attention(reader: WeightReader, prefix: str, config: TargetConfig) -> AttentionWeights:
     h, d = config.hidden_size, config.head_dim
     q, kv = config.num_heads * d, config.num_kv_heads * d
     name = f"{prefix}self_attn."
+    parts = ((f"{name}q_proj.weight", 2 * q), (f"{name}k_proj.weight", kv), (f"{name}v_proj.weight", kv))
     return AttentionWeights(
-        qkv=torch.cat(
-            (
-                read(f"{name}q_proj.weight", 2 * q, h),
-                read(f"{name}k_proj.weight", kv, h),
-                read(f"{name}v_proj.weight", kv, h),
-            )
-        ),
-        output=read(f"{name}o_proj.weight", h, q),
-        q_norm=read(f"{name}q_norm.weight", d),
-        k_norm=read(f"{name}k_norm.weight", d),
+        qkv=reader.rows(h, *parts),
+        output=reader.tensor(f"{name}o_proj.weight", h, q),
+        q_norm=reader.tensor(f"{name}q_norm.weight", d),
+        k_norm=reader.tensor(f"{name}k_norm.weight", d),
     )
 
 
-def _read_delta_net(read, prefix: str, config: TargetConfig) -> DeltaNetWeights:
+def _read_delta_net(reader: WeightReader, prefix: str, config: TargetConfig) -> DeltaNetWeights:
     h, heads, channels = config.hidden_size, config.gdn_value_heads, config.conv_channels
     values = heads * config.gdn_value_dim
     name = f"{prefix}linear_attn."
+    parts = (
+        (f"{name}in_proj_qkv.weight", channels),
+        (f"{name}in_proj_z.weight", values),
+        (f"{name}in_proj_b.weight", heads),
+        (f"{name}in_proj_a.weight", heads),
+    )
     return DeltaNetWeights(
-        projection=torch.cat(
-            (
-                read(f"{name}in_proj_qkv.weight", channels, h),
-                read(f"{name}in_proj_z.weight", values, h),
-                read(f"{name}in_proj_b.weight", heads, h),
-                read(f"{name}in_proj_a.weight", heads, h),
-            )
-        ),
-        convolution=read(f"{name}conv1d.weight", channels, 1, config.conv_kernel)[:, 0],
-        a_log=read(f"{name}A_log", heads, as_dtype=torch.float32),
-        dt_bias=read(f"{name}dt_bias", heads, as_dtype=torch.float32),
-        norm=read(f"{name}norm.weight", config.gdn_value_dim),
-        output=read(f"{name}out_proj.weight", h, values),
+        projection=reader.rows(h, *parts),
+        convolution=reader.tensor(f"{name}conv1d.weight", channels, 1, config.conv_kernel)[:, 0],
+        a_log=reader.tensor(f"{name}A_log", heads, dtype=torch.float32),
+        dt_bias=reader.tensor(f"{name}dt_bias", heads, dtype=torch.float32),
+        norm=reader.tensor(f"{name}norm.weight", config.gdn_value_dim),
+        output=reader.tensor(f"{name}out_proj.weight", h, values),
     )

@@ -40,6 +40,15 @@ def without(config: Json, *names: str) -> Json:
     return {name: value for name, value in config.items() if name not in names}
 
 
+MOE: Json = {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+
+
 # ---------------------------------------------------------------------------------------------- target
 
 
@@ -91,7 +100,11 @@ def test_yarn_constants_are_resolved(tmp_path: Path, target: Json) -> None:
     ("change", "sentence"),
     [
         ({"num_experts": 128}, "num_experts is 128"),
-        ({"model_type": "qwen3_5_moe_text"}, "mixture-of-experts"),
+        ({"model_type": "qwen3_5_moe_text"}, "num_experts is required"),
+        (MOE | {"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
+        (MOE | {"norm_topk_prob": False}, "norm_topk_prob is False"),
+        (MOE | {"mlp_only_layers": [1]}, "mlp_only_layers is [1]"),
+        (MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         ({"model_type": "llama"}, 'model_type is "llama"'),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),

@@ -1,0 +1,84 @@
+"""Feed-forward halves of a target's blocks: dense, or a mixture of experts with a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.gated_mlp import gated_mlp
+from kernels.moe import route, routed_experts
+from model.config import MoeConfig, TargetConfig
+from model.reader import WeightReader
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """`gate_up` [2 I, H], gate rows first; `down` [H, I]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MoeMlp:
+    """`router` [E, H]; experts' `gate_up` [E, 2 I, H], `down` [E, H, I]; `shared`, scaled by `shared_gate` [1, H]."""
+
+    top_k: int
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: DenseMlp
+    shared_gate: torch.Tensor
+
+
+def run_mlp(mlp: DenseMlp | MoeMlp, x: torch.Tensor) -> torch.Tensor:
+    """`x` [B, T, H], normalised -> [B, T, H], to be added to the residual."""
+    if isinstance(mlp, DenseMlp):
+        return gated_mlp(x, mlp.gate_up, mlp.down)
+    rows = x.flatten(0, 1)
+    weights, experts = route(rows, mlp.router, mlp.top_k)
+    routed = routed_experts(rows, weights, experts, mlp.gate_up, mlp.down)
+    shared = gated_mlp(rows, mlp.shared.gate_up, mlp.shared.down)
+    return (routed + F.linear(rows, mlp.shared_gate).sigmoid() * shared).view_as(x)
+
+
+def read_mlp(reader: WeightReader, prefix: str, config: TargetConfig) -> DenseMlp | MoeMlp:
+    """Reads `{prefix}mlp.*`. Fused expert files and files with one tensor an expert are both taken."""
+    name = f"{prefix}mlp."
+    if config.moe is None:
+        return _read_dense(reader, name, config.hidden_size, config.intermediate_size)
+    moe, hidden = config.moe, config.hidden_size
+    return MoeMlp(
+        top_k=moe.experts_per_token,
+        router=reader.tensor(f"{name}gate.weight", moe.num_experts, hidden),
+        gate_up=_read_gate_up(reader, name, moe, hidden),
+        down=_read_down(reader, name, moe, hidden),
+        shared=_read_dense(reader, f"{name}shared_expert.", hidden, moe.shared_intermediate_size),
+        shared_gate=reader.tensor(f"{name}shared_expert_gate.weight", 1, hidden),
+    )
+
+
+def _read_dense(reader: WeightReader, name: str, hidden: int, inner: int) -> DenseMlp:
+    return DenseMlp(
+        reader.rows(hidden, (f"{name}gate_proj.weight", inner), (f"{name}up_proj.weight", inner)),
+        reader.tensor(f"{name}down_proj.weight", hidden, inner),
+    )
+
+
+def _read_gate_up(reader: WeightReader, name: str, moe: MoeConfig, hidden: int) -> torch.Tensor:
+    inner = moe.intermediate_size
+    if f"{name}experts.gate_up_proj" in reader:
+        return reader.tensor(f"{name}experts.gate_up_proj", moe.num_experts, 2 * inner, hidden)
+    one = f"{name}experts.{{}}.{{}}_proj.weight"
+    parts = [[(one.format(e, "gate"), inner), (one.format(e, "up"), inner)] for e in range(moe.num_experts)]
+    return reader.stacked(parts, hidden)
+
+
+def _read_down(reader: WeightReader, name: str, moe: MoeConfig, hidden: int) -> torch.Tensor:
+    inner = moe.intermediate_size
+    if f"{name}experts.down_proj" in reader:
+        return reader.tensor(f"{name}experts.down_proj", moe.num_experts, hidden, inner)
+    parts = [[(f"{name}experts.{e}.down_proj.weight", hidden)] for e in range(moe.num_experts)]
+    return reader.stacked(parts, inner)

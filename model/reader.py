@@ -1,0 +1,44 @@
+"""Weights on their way from a checkpoint to a device: one tensor at a time, so that nothing is held twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from model.checkpoint import Checkpoint
+
+
+class WeightReader:
+    """Reads tensors by name as `dtype` on `device`. Every method raises ModelError for a missing or misshapen one.
+
+    What the model keeps fused is filled part by part into its final place: at any time there is at most one tensor in
+    memory beside the model itself.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
+        self._device = device
+        self._dtype = dtype
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor of exactly this shape."""
+        return self._checkpoint.tensor(name, shape).to(device=self._device, dtype=dtype or self._dtype)
+
+    def rows(self, columns: int, *parts: tuple[str, int]) -> torch.Tensor:
+        """Matrices stacked by rows: `parts` are (name, rows) -> [sum of rows, columns]."""
+        return self.stacked([parts], columns)[0]
+
+    def stacked(self, entries: Sequence[Sequence[tuple[str, int]]], columns: int) -> torch.Tensor:
+        """Several such stacks of one height -> [entries, sum of rows, columns]."""
+        height = sum(rows for _, rows in entries[0])
+        fused = torch.empty(len(entries), height, columns, dtype=self._dtype, device=self._device)
+        for index, parts in enumerate(entries):
+            start = 0
+            for name, rows in parts:
+                fused[index, start : start + rows].copy_(self._checkpoint.tensor(name, (rows, columns)))
+                start += rows
+        return fused
