@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.check_model import check_model
 from deployment.generate import generate
 from deployment.usage import one_sentence
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(generate)
+app.command("check-model")(check_model)
 
 AppName = Annotated[str, typer.Option("--app", help="Name of the Serve application.")]
 Address = Annotated[str | None, typer.Option(help="A running Ray cluster (auto, HOST:PORT); default: one of its own.")]
@@ -34,6 +36,11 @@ def serve(
     draft_causal: Annotated[
         str, typer.Option(help="auto, true or false: see the checkpoint's documentation.")
     ] = "auto",
+    proposal_head: Annotated[Path | None, typer.Option(help="Index file of the token ids that may be drafted.")] = None,
+    yarn_factor: Annotated[float | None, typer.Option(help="Stretch the model's positions by YaRN, 1 to 4.")] = None,
+    public_rows: Annotated[
+        int | None, typer.Option(help="Vocabulary rows that may be chosen; default: all known.")
+    ] = None,
     model_name: Annotated[str | None, typer.Option(help="The name that clients use.")] = None,
     replicas: Annotated[int, typer.Option(help="Engines, each with its own copy of the model.")] = 2,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -61,6 +68,9 @@ def serve(
             context=context,
             backend=backend,
             draft_causal=draft_causal,
+            proposal_head=proposal_head,
+            yarn_factor=yarn_factor,
+            public_rows=public_rows,
             replicas=replicas,
             device=device,
             dtype=dtype,

@@ -46,6 +46,11 @@ def generate(
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,
     draft_causal: Annotated[str, typer.Option(help="auto, true or false.")] = "auto",
+    proposal_head: Annotated[Path | None, typer.Option(help="Index file of the token ids that may be drafted.")] = None,
+    yarn_factor: Annotated[float | None, typer.Option(help="Stretch the model's positions by YaRN, 1 to 4.")] = None,
+    public_rows: Annotated[
+        int | None, typer.Option(help="Vocabulary rows that may be chosen; default: all known.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at the most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
@@ -69,6 +74,9 @@ def generate(
             backend=backend,
             draft_tokens=draft_tokens,
             draft_causal=draft_causal,
+            proposal_head=proposal_head,
+            yarn_factor=yarn_factor,
+            public_rows=public_rows,
             context=context,
             device=device,
             dtype=dtype,

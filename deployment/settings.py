@@ -26,6 +26,9 @@ class AppArgs(BaseModel):
     backend: Backend = "dflash2"
     draft_tokens: int | None = Field(default=None, ge=1, le=15)
     draft_causal: Literal["auto", "true", "false"] = "auto"
+    proposal_head: Path | None = None
+    yarn_factor: float | None = Field(default=None, ge=1, le=4)
+    public_rows: int | None = Field(default=None, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     lanes: int = Field(default=4, ge=1, le=256)
@@ -76,6 +79,9 @@ class AppArgs(BaseModel):
             pages=self.pages,
             prefill_chunk=self.prefill_chunk,
             draft_causal=self.draft_causal,
+            proposal_head=self.proposal_head,
+            yarn_factor=self.yarn_factor,
+            public_rows=self.public_rows,
         )
 
     @property

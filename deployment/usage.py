@@ -11,7 +11,7 @@ import typer
 
 
 @contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
+def one_sentence(exit_code: int = 2) -> Iterator[None]:
     """Errors that a person can mend become one sentence; Ctrl-C ends quietly."""
     # A process started in the background of a script ignores SIGINT, and Python then installs no handler of its own.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,11 +22,11 @@ def one_sentence() -> Iterator[None]:
         typer.echo("ended.", err=True)
         raise typer.Exit(130) from None
     except ValueError as error:  # ModelError is one
-        fail(str(error), 2)
+        fail(str(error), exit_code)
     except RuntimeError as error:
         if type(error).__name__ != "LaunchError":
             raise
-        fail(str(error), 2)
+        fail(str(error), exit_code)
 
 
 def fail(message: str, code: int) -> NoReturn:

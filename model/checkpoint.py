@@ -37,7 +37,7 @@ _FOREIGN_DRAFT_TENSORS = {
 
 
 @dataclass(frozen=True)
-class _Stored:
+class StoredTensor:
     """Where a tensor lies: its file, its name there, its shape and safetensors dtype."""
 
     file: Path
@@ -49,7 +49,7 @@ class _Stored:
 class Checkpoint:
     """The tensors of one model directory."""
 
-    def __init__(self, directory: Path, files: tuple[Path, ...], stored: dict[str, _Stored]) -> None:
+    def __init__(self, directory: Path, files: tuple[Path, ...], stored: dict[str, StoredTensor]) -> None:
         self.directory = directory
         self._files = files
         self._stored = stored
@@ -59,7 +59,7 @@ class Checkpoint:
     def open(cls, directory: Path) -> Checkpoint:
         """Reads the headers of all files. Raises ModelError for a missing, truncated or corrupt one."""
         files = _weight_files(directory)
-        stored: dict[str, _Stored] = {}
+        stored: dict[str, StoredTensor] = {}
         for file in files:
             with _opened(file) as handle:
                 for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
@@ -67,7 +67,7 @@ class Checkpoint:
                     public = _public(name)
                     if public in stored:
                         raise ModelError(f"{file}: tensor {name} is there twice, also as {stored[public].name}")
-                    stored[public] = _Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+                    stored[public] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
         return cls(directory, files, stored)
 
     @classmethod
@@ -95,6 +95,12 @@ class Checkpoint:
         A name without `.weight` also finds `name.weight` (both spellings of codebooks exist). Raises ModelError if it
         is missing, or has another shape than `shape`.
         """
+        where = self.check(name, shape)
+        with _opened(where.file) as handle:
+            return handle.get_tensor(where.name).clone()
+
+    def check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """Where the tensor lies, if it is there and as `tensor` wants it; reads no data. Raises ModelError."""
         found = self._find(name)
         if found is None:
             raise ModelError(f"{self.directory}: tensor {name} of shape {list(shape)} is missing")
@@ -106,8 +112,7 @@ class Checkpoint:
         if where.dtype not in _FLOATING:
             raise ModelError(f"{where.file}: tensor {where.name} is {where.dtype}, but must be one of {_FLOATING}")
         self._asked.add(found)
-        with _opened(where.file) as handle:
-            return handle.get_tensor(where.name).clone()
+        return where
 
     def unused(self) -> tuple[str, ...]:
         """Names that nobody has asked for so far, sorted: worth one log line after loading."""

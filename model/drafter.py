@@ -34,9 +34,9 @@ from kernels.selector import select_path
 from kernels.shortlist import shortlist
 from model.checkpoint import Checkpoint
 from model.config import DraftConfig
+from model.heads import ProposalHead
 from model.reader import WeightReader
 from model.rotary import Rotary
-from model.target import Target
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Selector:
 
 
 class Drafter:
-    """Weights and the two passes of a drafter. Embedding and head are the target's."""
+    """Weights and the two passes of a drafter. `embedding` [V, H] is the target's table, `head` rows of its head."""
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Drafter:
         layers: tuple[DraftLayer, ...],
         final_norm: torch.Tensor,
         selector: Selector | None,
+        embedding: torch.Tensor,
+        head: ProposalHead,
     ) -> None:
         self.config = config
         self.causal = causal
@@ -105,6 +107,8 @@ class Drafter:
         self.layers = layers
         self.final_norm = final_norm
         self.selector = selector
+        self.embedding = embedding
+        self.head = head
         self.rotary = Rotary.of(config.rotary, feature.device)
 
     @classmethod
@@ -112,16 +116,19 @@ class Drafter:
         cls,
         checkpoint: Checkpoint,
         config: DraftConfig,
-        vocab_size: int,
         causal: tuple[bool, ...],
-        device: torch.device,
-        dtype: torch.dtype,
+        embedding: torch.Tensor,
+        head: ProposalHead,
     ) -> Drafter:
-        """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
+        """Reads all tensors by their Hugging Face names, as the dtype and to the device of `embedding`.
+
+        Raises ModelError for a missing or misshapen one.
+        """
         h, d, inner = config.hidden_size, config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
 
-        reader = WeightReader(checkpoint, device, dtype)
+        reader = WeightReader(checkpoint, embedding.device, embedding.dtype)
+        vocabulary = embedding.shape[0]
 
         def convolution(name: str) -> Convolution | None:
             if config.conv_taps is None or config.conv_group is None:
@@ -135,11 +142,7 @@ class Drafter:
         def layer(i: int) -> DraftLayer:
             name = f"layers.{i}."
             attention, mlp = f"{name}self_attn.", f"{name}mlp."
-            qkv = (
-                (f"{attention}q_proj.weight", q),
-                (f"{attention}k_proj.weight", kv),
-                (f"{attention}v_proj.weight", kv),
-            )
+            heads = (("q", q), ("k", kv), ("v", kv))
             return DraftLayer(
                 input_norm=reader.tensor(f"{name}input_layernorm.weight", h),
                 qkv=reader.rows(h, *((f"{attention}{part}_proj.weight", rows) for part, rows in heads)),
@@ -158,8 +161,8 @@ class Drafter:
             rank = config.selector_rank
             selector = Selector(
                 reader.tensor("candidate_selector.hidden_projection.weight", rank, h),
-                reader.tensor("candidate_selector.predecessor_codebook", vocab_size, rank),
-                reader.tensor("candidate_selector.successor_codebook", vocab_size, rank),
+                reader.tensor("candidate_selector.predecessor_codebook", vocabulary, rank),
+                reader.tensor("candidate_selector.successor_codebook", vocabulary, rank),
             )
         return cls(
             config,
@@ -169,6 +172,8 @@ class Drafter:
             tuple(layer(i) for i in range(config.num_layers)),
             reader.tensor("norm.weight", h),
             selector,
+            embedding,
+            head,
         )
 
     # -------------------------------------------------------------------------------------------- context
@@ -200,7 +205,6 @@ class Drafter:
 
     def propose(
         self,
-        target: Target,
         anchors: torch.Tensor,
         frontier: torch.Tensor,
         columns: torch.Tensor,
@@ -211,13 +215,14 @@ class Drafter:
     ) -> Proposal:
         """One block of `width` columns: `anchors`, `frontier` int64 [B]; `columns` int64 [B], the columns each row
         computes (DFlash: Q, DFlash2: W). The context frontier of every row is `frontier`."""
-        hidden = self._block(target, anchors, frontier, columns, width, rows, context)[:, 1:]
-        scores = self._scores(target, hidden)
-        batch, drafts, vocabulary = scores.shape
+        hidden = self._block(anchors, frontier, columns, width, rows, context)[:, 1:]
+        scores = self._scores(hidden)
         if self.selector is None:
-            return Proposal(scores.argmax(-1))
+            return Proposal(self.head.tokens(scores.argmax(-1)))
         assert self.config.selector_top_k is not None
-        unary, candidates = shortlist(scores.view(-1, vocabulary), self.config.selector_top_k)
+        batch, drafts, available = scores.shape
+        unary, ranked = shortlist(scores.view(-1, available), self.config.selector_top_k)
+        candidates = self.head.tokens(ranked)
         path, law = select_path(
             candidates.view(batch, drafts, -1),
             unary.view(batch, drafts, -1),
@@ -232,15 +237,14 @@ class Drafter:
         )
         return Proposal(path, candidates.view(batch, drafts, -1), law)
 
-    def _scores(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
-        """`hidden` [B, K, H] -> FP32 scores over public rows [B, K, V]; multiplier, then softcap (decision 3)."""
-        scores = target.logits(hidden) * self.config.output_multiplier
+    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [B, K, H] -> FP32 scores over the head's rows [B, K, N]; multiplier, then softcap (decision 3)."""
+        scores = self.head.scores(hidden) * self.config.output_multiplier
         cap = self.config.logit_softcap
         return scores if cap is None else (scores / cap).tanh() * cap
 
     def _block(
         self,
-        target: Target,
         anchors: torch.Tensor,
         frontier: torch.Tensor,
         columns: torch.Tensor,
@@ -252,7 +256,7 @@ class Drafter:
         config = self.config
         ids = torch.full((anchors.shape[0], width), config.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
-        x = F.embedding(ids, target.embedding) * config.embedding_scale
+        x = F.embedding(ids, self.embedding) * config.embedding_scale
         cos, sin = self.rotary.tables(frontier[:, None] + torch.arange(width, device=anchors.device))
         scale = config.head_dim**-0.5
         for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):

@@ -13,7 +13,7 @@ class WeightReader:
     """Reads tensors by name as `dtype` on `device`. Every method raises ModelError for a missing or misshapen one.
 
     What the model keeps fused is filled part by part into its final place: at any time there is at most one tensor in
-    memory beside the model itself.
+    memory beside the model itself. On the `meta` device names and shapes are checked, and no data is read.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -26,7 +26,11 @@ class WeightReader:
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor of exactly this shape."""
-        return self._checkpoint.tensor(name, shape).to(device=self._device, dtype=dtype or self._dtype)
+        dtype = dtype or self._dtype
+        if self._device.type == "meta":
+            self._checkpoint.check(name, shape)
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return self._checkpoint.tensor(name, shape).to(device=self._device, dtype=dtype)
 
     def rows(self, columns: int, *parts: tuple[str, int]) -> torch.Tensor:
         """Matrices stacked by rows: `parts` are (name, rows) -> [sum of rows, columns]."""
@@ -39,6 +43,9 @@ class WeightReader:
         for index, parts in enumerate(entries):
             start = 0
             for name, rows in parts:
-                fused[index, start : start + rows].copy_(self._checkpoint.tensor(name, (rows, columns)))
+                if self._device.type == "meta":
+                    self._checkpoint.check(name, (rows, columns))
+                else:
+                    fused[index, start : start + rows].copy_(self._checkpoint.tensor(name, (rows, columns)))
                 start += rows
         return fused

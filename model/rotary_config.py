@@ -19,6 +19,16 @@ class YarnConfig:
     attention_factor: float
     truncate: bool
 
+    @classmethod
+    def of_factor(cls, factor: float, original_positions: int) -> YarnConfig:
+        """The usual YaRN for a stretch by `factor`."""
+        return cls(factor, original_positions, 32.0, 1.0, yarn_attention_factor(factor), True)
+
+
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """0.1 scale ln(factor) + 1, and 1 without a stretch."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
 
 @dataclass(frozen=True)
 class RotaryConfig:
@@ -72,10 +82,9 @@ def _yarn(rope: Fields, max_positions: int) -> YarnConfig:
     factor = rope.number("factor", max_positions / original)
     mscale, mscale_all = rope.number("mscale", None), rope.number("mscale_all_dim", None)
 
-    def temperature(scale: float = 1.0) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-    derived = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature()
+    derived = yarn_attention_factor(factor)
+    if mscale and mscale_all:
+        derived = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, mscale_all)
     return YarnConfig(
         factor=factor,
         original_positions=original,

@@ -14,6 +14,8 @@ Fingerprint = Mapping[str, str | int]
 def make_fingerprint(
     geometry: StateGeometry,
     *,
+    config: str,
+    draft_config: str,
     weights: str,
     drafter: str,
     tokenizer: str,
@@ -23,14 +25,17 @@ def make_fingerprint(
 ) -> dict[str, str | int]:
     """All that a state depends on, in the order in which a mismatch is reported.
 
-    `weights`, `drafter`: digests of the checkpoints (`drafter` is "none" without one); `tokenizer`, `template`: their
-    sha256; `numeric_path`: library, kernel set and device, since other arithmetic gives another state.
+    `config`, `draft_config`: digests of the constants of target and drafter (rotary, norms, taps, causality);
+    `weights`, `drafter`: digests of the checkpoints ("none" without a drafter); `tokenizer`, `template`: their sha256;
+    `numeric_path`: library, kernel set and device, since other arithmetic gives another state.
     """
     named: dict[str, str | int] = {
         "tokenizer": tokenizer,
         "template": template,
+        "config": config,
         "weights": weights,
         "backend": backend,
+        "draft_config": draft_config,
         "drafter": drafter,
     }
     named |= {f"geometry.{name}": value for name, value in geometry.facts().items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,8 @@ from model.config import (
 )
 from model.drafter import Drafter
 from model.errors import ModelError
+from model.heads import ProposalHead, load_rows
+from model.rotary_config import YarnConfig
 from model.target import Target
 from model.tokenizer import Tokenizer
 from state.fingerprint import make_fingerprint
@@ -35,7 +39,8 @@ MAX_DRAFT_TOKENS = 15
 
 @dataclass(frozen=True)
 class Models:
-    """Everything that is loaded once and never changes. `draft_tokens` is K, 0 without a drafter."""
+    """Everything that is loaded once and never changes. `draft_tokens` is K, 0 without a drafter. `skipped`: names of
+    the tensors in each directory that nothing here uses."""
 
     target: Target
     drafter: Drafter | None
@@ -48,39 +53,48 @@ class Models:
     fingerprint: Mapping[str, str | int]
     device: torch.device
     dtype: torch.dtype
+    skipped: Mapping[Path, tuple[str, ...]]
 
     @property
     def taps(self) -> tuple[int, ...]:
         return self.drafter.config.target_layer_ids if self.drafter else ()
 
 
-def load_models(options: EngineOptions) -> Models:
-    """Loads what `options` name. Raises ModelError with one sentence naming what is wrong."""
+def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
+    """Loads what `options` name. Raises ModelError with one sentence naming what is wrong.
+
+    `dry` finds every mistake that loading would find, and reads no weights: the result holds none and cannot run.
+    """
     dtype, device = _placement(options)
-    config = load_target_config(options.model)
+    if dry:
+        device = torch.device("meta")
+    config = stretched(load_target_config(options.model), options.yarn_factor)
     tokenizer = Tokenizer.load(options.model)
-    if tokenizer.public_rows > config.vocab_size:
-        raise ModelError(
-            f"{options.model}: the tokenizer knows ids up to {tokenizer.public_rows - 1}, but the model has only "
-            f"{config.vocab_size} embedding rows"
-        )
+    public_rows = _public_rows(options, config, tokenizer)
     context = _context_limit(options, config)
     draft_config = _draft_config(options, config)
     draft_tokens = _draft_tokens(options, draft_config)
     checkpoint = Checkpoint.open(options.model)
-    target = Target.load(checkpoint, config, tokenizer.public_rows, device, dtype)
-    _log_unused(checkpoint)
-    drafter, draft_weights = None, "none"
+    target = Target.load(checkpoint, config, public_rows, device, dtype)
+    skipped = {options.model: checkpoint.unused()}
+    drafter, draft_weights, draft_constants = None, "none", "none"
     if draft_config is not None and options.draft is not None:
         draft_checkpoint = Checkpoint.open_draft(options.draft)
         causal = draft_causality(draft_config, options)
-        drafter = Drafter.load(draft_checkpoint, draft_config, config.vocab_size, causal, device, dtype)
-        _log_unused(draft_checkpoint)
-        draft_weights = f"{draft_checkpoint.weights_sha256()}/{'causal' if any(causal) else 'non-causal'}"
+        head = _proposal_head(options, target)
+        drafter = Drafter.load(draft_checkpoint, draft_config, causal, target.embedding, head)
+        skipped[options.draft] = draft_checkpoint.unused()
+        draft_weights = draft_checkpoint.weights_sha256()
+        draft_constants = _digest(replace(draft_config, causal=causal, max_positions=0, block_size=0))
+    for directory, names in skipped.items():
+        if names and not dry:
+            logger.info("%s: %d tensors are not used: %s", directory, len(names), ", ".join(kinds_of(names)))
     chat_template = ChatTemplate.load(options.model)
     geometry = state_geometry(config, draft_config, dtype)
     fingerprint = make_fingerprint(
         geometry,
+        config=_digest(replace(config, max_positions=0, eos_ids=())),
+        draft_config=draft_constants,
         weights=checkpoint.weights_sha256(),
         drafter=draft_weights,
         tokenizer=tokenizer.sha256,
@@ -100,6 +114,7 @@ def load_models(options: EngineOptions) -> Models:
         fingerprint=fingerprint,
         device=device,
         dtype=dtype,
+        skipped=skipped,
     )
 
 
@@ -140,6 +155,43 @@ def state_geometry(target: TargetConfig, draft: DraftConfig | None, dtype: torch
         ring_key_dtype=dtype,
         ring_value_dtype=torch.float16 if dtype == torch.bfloat16 else dtype,
     )
+
+
+def stretched(config: TargetConfig, factor: float | None) -> TargetConfig:
+    """The target with its positions stretched by YaRN, 1 to 4 times; None leaves it as it is. Raises ModelError."""
+    if factor is None:
+        return config
+    if not 1.0 <= factor <= 4.0:
+        raise ModelError(f"yarn_factor is {factor:g}, must be between 1 and 4")
+    if config.rotary.yarn is not None:
+        raise ModelError(f"yarn_factor is {factor:g}, but the model's config has a YaRN of its own")
+    rotary = replace(config.rotary, yarn=YarnConfig.of_factor(factor, config.max_positions))
+    return replace(config, rotary=rotary, max_positions=int(config.max_positions * factor))
+
+
+def kinds_of(names: Sequence[str]) -> list[str]:
+    """The first parts of tensor names, as in `mtp` and `visual`, each once."""
+    return sorted({name.partition(".")[0] for name in names})
+
+
+def _public_rows(options: EngineOptions, config: TargetConfig, tokenizer: Tokenizer) -> int:
+    """Decision 5: what the tokenizer knows, unless the option says otherwise."""
+    rows = tokenizer.public_rows if options.public_rows is None else options.public_rows
+    if not 1 <= rows <= config.vocab_size:
+        source = f"{options.model}: the tokenizer knows" if options.public_rows is None else "public_rows asks for"
+        raise ModelError(f"{source} {rows} rows of the vocabulary, must be 1 to the model's {config.vocab_size}")
+    return rows
+
+
+def _proposal_head(options: EngineOptions, target: Target) -> ProposalHead:
+    if options.proposal_head is None:
+        return ProposalHead.full(target)
+    return ProposalHead.indexed(target, load_rows(options.proposal_head, target.public_rows))
+
+
+def _digest(constants: object) -> str:
+    """Identifies a config's constants: frozen dataclasses print all of their fields."""
+    return hashlib.sha256(repr(constants).encode()).hexdigest()
 
 
 def _placement(options: EngineOptions) -> tuple[torch.dtype, torch.device]:
@@ -189,10 +241,3 @@ def _draft_tokens(options: EngineOptions, config: DraftConfig | None) -> int:
     if not 1 <= tokens <= MAX_DRAFT_TOKENS:
         raise ModelError(f"draft_tokens is {tokens}, must be between 1 and {MAX_DRAFT_TOKENS}")
     return tokens
-
-
-def _log_unused(checkpoint: Checkpoint) -> None:
-    unused = checkpoint.unused()
-    if unused:
-        kinds = sorted({name.split(".")[0] for name in unused})
-        logger.info("%s: %d tensors are not used (%s)", checkpoint.directory, len(unused), ", ".join(kinds))

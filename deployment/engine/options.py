@@ -17,7 +17,9 @@ class EngineOptions:
     limit of prompt + published tokens (None: the model's). `images`: checkpoints kept on the device beside the lanes.
     `pages`: pages of 64 tokens in each pool (None: every lane at full context, and half as much for checkpoints).
     `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the drafter's checkpoint says or leaves
-    unsaid about causality inside the block (decision 1).
+    unsaid about causality inside the block (decision 1). `proposal_head`: an index file of the token ids that may be
+    proposed (None: all public ones). `yarn_factor`: 1 to 4, stretches the target's positions by YaRN. `public_rows`:
+    rows of the vocabulary that may be chosen (None: highest token id known to the tokenizer + 1).
     """
 
     model: Path
@@ -32,3 +34,6 @@ class EngineOptions:
     pages: int | None = None
     prefill_chunk: int = 512
     draft_causal: Literal["auto", "true", "false"] = "auto"
+    proposal_head: Path | None = None
+    yarn_factor: float | None = None
+    public_rows: int | None = None

@@ -163,8 +163,7 @@ class Executor:
         else:
             columns = extent + 1
         rows = self._draft_rows(lanes)
-        target = self._models.target
-        return drafter.propose(target, anchors, frontier, columns, width, rows, self._context, sampling)
+        return drafter.propose(anchors, frontier, columns, width, rows, self._context, sampling)
 
     # ------------------------------------------------------------------------------------------------ rows
 

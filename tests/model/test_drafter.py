@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from kernels.acceptance import Proposal, RowSampling
 from model.checkpoint import Checkpoint
 from model.config import load_draft_config
 from model.drafter import DraftContext, Drafter, DraftRows
-from model.target import Target
+from model.heads import ProposalHead
 from tests.kernels import oracles
 from tests.kernels.oracles import POISON, PROPOSAL
 
@@ -39,21 +39,20 @@ Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Head:
-    """The parts of a target that a drafter uses."""
+class Tables:
+    """The parts of a target that a drafter uses: `embedding`, `head` [V, H], of which PUBLIC rows count, and the ids
+    that may be proposed."""
 
     embedding: torch.Tensor
     head: torch.Tensor
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return (hidden @ self.head[:PUBLIC].T).float()
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Setup:
     drafter: Drafter
     weights: Weights
-    head: Head
+    head: Tables
     settings: dict[str, Any]
 
 
@@ -131,16 +130,20 @@ def build(
     causal: bool = False,
     seed: int = 1,
     dtype: torch.dtype = torch.float32,
+    rows: list[int] | None = None,
 ) -> Setup:
+    """`rows`: an indexed proposal head of these token ids, ascending; None: the full head."""
     weights = {name: tensor.to(dtype) for name, tensor in random_weights(settings, seed).items()}
     (directory / "config.json").write_text(json.dumps(settings))
     save_file(weights, directory / "model.safetensors")
     config = load_draft_config(directory)
     flags = (causal,) * config.num_layers
-    drafter = Drafter.load(Checkpoint.open_draft(directory), config, VOCABULARY, flags, torch.device("cpu"), dtype)
     generator = torch.Generator().manual_seed(seed + 1)
-    head = Head(*(torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype) for _ in range(2)))
-    return Setup(drafter, weights, head, settings)
+    embedding, head = (torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype) for _ in range(2))
+    ids = torch.arange(PUBLIC) if rows is None else torch.tensor(rows)
+    proposal_head = ProposalHead(head[ids], None if rows is None else ids)
+    drafter = Drafter.load(Checkpoint.open_draft(directory), config, flags, embedding, proposal_head)
+    return Setup(drafter, weights, Tables(embedding, head, ids), settings)
 
 
 # ------------------------------------------------------------------------------------------------ the oracle
@@ -205,9 +208,13 @@ class Oracle:
         return self.norm(x, "norm")[1:]
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        scores = hidden @ self.head.head[:PUBLIC].double().T * self.settings.get("output_multiplier", 1.0)
+        """FP64 [K, V]: rows that may not be proposed are -inf."""
+        scores = hidden @ self.head.head.double().T * self.settings.get("output_multiplier", 1.0)
         cap = self.settings.get("final_logit_softcapping")
-        return scores if cap is None else (scores / cap).tanh() * cap
+        scores = scores if cap is None else (scores / cap).tanh() * cap
+        allowed = torch.full_like(scores, -torch.inf)
+        allowed[:, self.head.rows] = scores[:, self.head.rows]
+        return allowed
 
 
 def frequencies(settings: dict[str, Any]) -> tuple[torch.Tensor, float]:
@@ -273,8 +280,7 @@ def run(setup: Setup, contexts: list[int], live: list[int], width: int, temperat
         torch.arange(batch) + 77,
         torch.arange(batch) % 2,
     )
-    target = cast(Target, setup.head)
-    arguments = target, anchors, torch.tensor(contexts), torch.tensor(live), width, rows, context
+    arguments = anchors, torch.tensor(contexts), torch.tensor(live), width, rows, context
     proposal = drafter.propose(*arguments, sampling)
     return Run(features, anchors, torch.tensor(live), sampling, proposal, drafter._block(*arguments)[:, 1:])
 
@@ -375,12 +381,15 @@ def test_context_appended_in_any_pieces_gives_the_same_proposal(tmp_path: Path) 
         assert torch.equal(pieces.proposal.drafts, whole.proposal.drafts)
 
 
-def test_rows_above_the_public_vocabulary_are_never_proposed(tmp_path: Path) -> None:
-    setup = build(tmp_path, draft_settings("dflash2", LOCAL))
-    setup.head.head[PUBLIC:] *= 1e6
-    got = run(setup, CONTEXTS, [6] * len(CONTEXTS), 6, 1.0)
-    assert got.proposal.candidates is not None
-    assert int(got.proposal.candidates.max()) < PUBLIC
+@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
+@pytest.mark.parametrize(
+    "rows", [list(range(1, PUBLIC, 3)), [4, 5, 6, 7, 8, 9, 10, 11, 40]], ids=["every third", "nine"]
+)
+def test_an_indexed_head_proposes_the_best_of_its_rows_by_their_token_ids(
+    tmp_path: Path, kind: str, rows: list[int]
+) -> None:
+    setup = build(tmp_path, draft_settings(kind, MIXED), rows=rows)
+    check(setup, CONTEXTS, [6] * len(CONTEXTS), 6, 0.0, False)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])

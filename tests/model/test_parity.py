@@ -108,8 +108,11 @@ def build(geometry: dict[str, Any]) -> Any:
     geometry = dict(geometry)
     seed = geometry.pop("seed")
     moe = "num_experts" in geometry
-    config = (Qwen3_5MoeTextConfig if moe else Qwen3_5TextConfig)(**geometry)
-    model = (Qwen3_5MoeForCausalLM if moe else Qwen3_5ForCausalLM)(config).eval().float()
+    if moe:
+        model: Any = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**geometry))
+    else:
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**geometry))
+    model = model.eval().float()
     randomise(model, seed)
     return model
 
@@ -239,7 +242,7 @@ def test_mixtures_of_any_geometry_equal_transformers(geometry):
     check(geometry)
 
 
-# ------------------------------------------------------------------------------------------------ how files are laid out
+# ----------------------------------------------------------------------------------------- how files are laid out
 
 
 def save_as_multimodal(theirs: Any, directory: Path) -> None:
@@ -253,10 +256,8 @@ def save_as_multimodal(theirs: Any, directory: Path) -> None:
         "tie_word_embeddings": config["tie_word_embeddings"],
     }
     (directory / "config.json").write_text(json.dumps(outer))
-    tensors = {
-        name.replace("model.", "model.language_model.", 1): tensor.clone()
-        for name, tensor in theirs.state_dict().items()
-    }
+    state = theirs.state_dict()
+    tensors = {name.replace("model.", "model.language_model.", 1): state[name].clone() for name in state}
     if config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
     tensors["mtp.fc.weight"] = torch.zeros(3, 3)

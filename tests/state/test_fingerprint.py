@@ -13,6 +13,8 @@ from state.geometry import StateGeometry
 from tests.state.samples import FP32
 
 NAMES = {
+    "config": "k",
+    "draft_config": "l",
     "weights": "w",
     "drafter": "d",
     "tokenizer": "t",
