@@ -99,6 +99,15 @@ class Checkpoint:
         with _opened(where.file) as handle:
             return handle.get_tensor(where.name).clone()
 
+    def read_into(self, name: str, destination: torch.Tensor) -> None:
+        """Copies the tensor, of the shape of `destination`, into it, converting as it goes. Raises ModelError.
+
+        The file's pages are mapped only meanwhile, so that nothing is in memory twice.
+        """
+        where = self.check(name, tuple(destination.shape))
+        with _opened(where.file) as handle:
+            destination.copy_(handle.get_tensor(where.name))
+
     def check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Where the tensor lies, if it is there and as `tensor` wants it; reads no data. Raises ModelError."""
         found = self._find(name)

@@ -1,4 +1,4 @@
-"""Weights on their way from a checkpoint to a device: one tensor at a time, so that nothing is held twice."""
+"""Weights on their way from a checkpoint to a device: one tensor at a time, straight to its place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from model.checkpoint import Checkpoint
 class WeightReader:
     """Reads tensors by name as `dtype` on `device`. Every method raises ModelError for a missing or misshapen one.
 
-    What the model keeps fused is filled part by part into its final place: at any time there is at most one tensor in
-    memory beside the model itself. On the `meta` device names and shapes are checked, and no data is read.
+    Each tensor is copied from the mapped file to its final place, also where the model keeps several fused. On the
+    `meta` device names and shapes are checked, and no data is read.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -26,11 +26,7 @@ class WeightReader:
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor of exactly this shape."""
-        dtype = dtype or self._dtype
-        if self._device.type == "meta":
-            self._checkpoint.check(name, shape)
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        return self._checkpoint.tensor(name, shape).to(device=self._device, dtype=dtype)
+        return self._filled(torch.empty(shape, dtype=dtype or self._dtype, device=self._device), name)
 
     def rows(self, columns: int, *parts: tuple[str, int]) -> torch.Tensor:
         """Matrices stacked by rows: `parts` are (name, rows) -> [sum of rows, columns]."""
@@ -43,9 +39,13 @@ class WeightReader:
         for index, parts in enumerate(entries):
             start = 0
             for name, rows in parts:
-                if self._device.type == "meta":
-                    self._checkpoint.check(name, (rows, columns))
-                else:
-                    fused[index, start : start + rows].copy_(self._checkpoint.tensor(name, (rows, columns)))
+                self._filled(fused[index, start : start + rows], name)
                 start += rows
         return fused
+
+    def _filled(self, destination: torch.Tensor, name: str) -> torch.Tensor:
+        if self._device.type == "meta":
+            self._checkpoint.check(name, tuple(destination.shape))
+        else:
+            self._checkpoint.read_into(name, destination)
+        return destination
