@@ -3,7 +3,6 @@
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
 import hashlib
-import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -21,7 +20,7 @@ from deployment.actors import Cluster
 from deployment.errors import Refused, RequestError, invalid, unknown_session
 from deployment.openai_format import Completion, placement_object, replica_object, sse, sse_error
 from deployment.ownership import Placement, SessionKey
-from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse
+from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse, read_json
 from deployment.settings import AppArgs
 from deployment.wire import (
     Adopted,
@@ -37,6 +36,9 @@ from deployment.wire import (
 
 ATTEMPTS = 3
 """How often a turn is tried whose replica died before it published anything."""
+
+MAX_BODY_BYTES = 8 << 20
+"""Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
 
 api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
 
@@ -88,14 +90,20 @@ def session_name(name: str, param: str) -> str:
     return name
 
 
+async def body_of(request: Request) -> bytes:
+    """Raises RequestError (413) as soon as the body is known to be too large."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            message = f"the request body is larger than {MAX_BODY_BYTES} bytes"
+            raise RequestError(413, "body_too_large", message)
+    return bytes(body)
+
+
 async def document_of(request: Request, *, empty: bool = False) -> Any:
-    body = await request.body()
-    if empty and not body:
-        return {}
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise invalid(f"the request body is not JSON: {error}") from None
+    body = await body_of(request)
+    return {} if empty and not body else read_json(body)
 
 
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
@@ -268,7 +276,7 @@ class Ingress:
         if placement is None:
             raise unknown_session(name)
         replicas = await self._replicas()
-        target = body.to or _emptiest(replicas, placement.owner)
+        target = _emptiest(replicas, placement.owner) if body.to is None else body.to
         if target not in [replica.replica for replica in replicas]:
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
         answer = await self._ask("adopt", Route(str(key), target, placement), key)

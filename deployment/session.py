@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ class Session:
     lost: bool = False
     running: RunningTurn | None = None
     moving_until: float = 0.0
+
+    @property
+    def free(self) -> bool:
+        """Whether a turn could begin."""
+        return self.running is None and time.monotonic() >= self.moving_until
 
     @property
     def engine_id(self) -> str:

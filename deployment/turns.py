@@ -40,13 +40,21 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def full_history(
-    template: ChatTemplate, tokenizer: Tokenizer, messages: Sequence[Message], *, enable_thinking: bool | None = None
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    enable_thinking: bool | None = None,
+    limit: int | None = None,
 ) -> Prompt:
     """Renders the whole conversation. The boundary is decision 17's: before the generation prompt's think opener.
 
+    A prompt of `limit` tokens or more, which will be refused, has no boundary: finding one takes as long as the prompt.
     Raises ModelError where the template refuses the messages.
     """
     ids = tokenizer.encode(template.render(list(messages), enable_thinking=enable_thinking))
+    if limit is not None and len(ids) >= limit:
+        return Prompt(tuple(ids), 0)
     later = tokenizer.encode(
         template.render([*messages, *_NEXT], add_generation_prompt=False, enable_thinking=enable_thinking)
     )

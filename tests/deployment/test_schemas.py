@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployment.errors import RequestError
-from deployment.schemas import MigrateBody, TurnBody, parse
+from deployment.schemas import MAX_DEPTH, MigrateBody, TurnBody, parse, read_json
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -84,3 +84,32 @@ def test_other_bodies_know_no_chat_fields():
     assert parse(MigrateBody, {}).to is None
     with pytest.raises(RequestError, match="user"):
         parse(MigrateBody, {"user": "me"})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b'{"seed": ' + b"9" * 5000 + b"}", None),
+        (b'{"user": NaN}', None),
+        (b"[" * 200_000, None),
+        (b'{"user": ' + b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1) + b"}", "user"),
+        (rb'{"\ud800": 1}', "\\ud800"),
+        (rb'{"messages": [{"role": "user", "name": "\udfff"}]}', "messages.0.name"),
+        (b'{"messages": [{"role": "user", "x": 1e999}]}', "messages.0.x"),
+        (b'{"messages": [{"role": "user", "x": 18446744073709551616}]}', "messages.0.x"),
+        (b'{"top_k": 1000000000000000000000000000000}', "top_k"),
+    ],
+)
+def test_what_no_session_could_keep_is_refused_before_it_is_one(body: bytes, param: str | None):
+    with pytest.raises(RequestError) as caught:
+        read_json(body)
+    refused = caught.value.refused
+    assert (refused.status, refused.param) == (400, param)
+    assert len(refused.message.encode()) < 300
+
+
+def test_body_keeps_its_numbers_and_its_text():
+    assert read_json(rb'{"a": [18446744073709551615, -9223372036854775808, 0.5, null, "\ud83d\ude00"]}') == {
+        "a": [2**64 - 1, -(2**63), 0.5, None, "\N{GRINNING FACE}"]
+    }
