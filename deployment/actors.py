@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -27,6 +28,7 @@ from state.codec import read_manifest
 PROTOCOL = 1
 NAMESPACE = "dflash-serve"
 ANSWER_SECONDS = 10.0
+ATTEMPTS = 5
 
 log = logging.getLogger("ray.serve")
 
@@ -57,6 +59,21 @@ def next_incarnation(app: str, now: float) -> int:
     return incarnation
 
 
+def _owned(app: str) -> list[tuple[str, SessionKey, Epoch]]:
+    """What the live replicas own: a session in its first turn has no copy in any host store yet, nor has one whose
+    host store died with the directory."""
+    handle = serve.get_deployment_handle("EngineReplica", app)
+    for _ in range(ATTEMPTS):
+        try:
+            answers: Any = handle.broadcast("owned").results(timeout_s=ANSWER_SECONDS)
+        except (RayActorError, TimeoutError) as error:  # one dead replica, not yet noticed by Serve, fails them all
+            log.warning("the directory could not ask the replicas what they own: %r", error)
+            time.sleep(1)
+            continue
+        return [entry for answer in answers for entry in answer]
+    return []
+
+
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=5)
 class DirectoryActor:
     """One for each application, on the head node. See `Directory`."""
@@ -74,6 +91,11 @@ class DirectoryActor:
                 self._directory.restore(
                     held.key, held.owner, Copy(node, held.epoch, held.order, held.frontier), now
                 )  # fmt: skip
+        # The key outlives this process, and the id stays when Ray starts the actor again.
+        born = f"dflash-serve/{app}/directory/{ray.get_runtime_context().get_actor_id()}"
+        if internal_kv._internal_kv_put(born, b"", overwrite=False):
+            for replica, key, epoch in _owned(app):
+                self._directory.restore_owner(key, replica, epoch, now)
 
     def locate(self, key: SessionKey) -> Placement | None:
         return self._directory.locate(key)

@@ -98,3 +98,12 @@ class Directory:
             current = Placement(key, copy.epoch, owner, known, created, now)
         others = tuple(other for other in current.copies if other.node != copy.node)
         self._sessions[key] = replace(current, copies=(copy, *others))
+
+    def restore_owner(self, key: SessionKey, owner: str, epoch: Epoch, now: float) -> None:
+        """Takes over what a live replica says it owns, after the directory's own restart."""
+        stone = self._tombstones.get(key)
+        current = self._sessions.get(key)
+        if (stone is not None and epoch <= stone.epoch) or (current is not None and epoch < current.epoch):
+            return
+        known, created = (current.copies, current.created) if current else ((), now)
+        self._sessions[key] = Placement(key, epoch, owner, known, created, now)

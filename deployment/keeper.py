@@ -73,6 +73,9 @@ class SessionKeeper:
     def running(self) -> int:
         return sum(session.running is not None for session in self._sessions.values())
 
+    def owned(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
+
     def held(self, key: SessionKey) -> Session | None:
         return self._sessions.get(key)
 
@@ -154,6 +157,13 @@ class SessionKeeper:
             # Not kept: the next request finds us the owner without state, and tries the copies again.
             raise session_unavailable(session.key.session, f"its state cannot be loaded ({error})") from None
 
+    async def bring_back(self, session: Session) -> None:
+        """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
+        state = await self._cluster.seal(session.key, session.epoch)
+        if state is None:
+            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
+        await self._import(session, state, "host")
+
     async def give(self, key: SessionKey, placement: Placement) -> HandedOver | NotHere | Refused:
         """Encodes a session for its next owner, and takes no turn for it until that one has spoken or given up."""
         session = self._sessions.get(key)
@@ -174,7 +184,7 @@ class SessionKeeper:
         turn = session.running
         if turn is not None and turn.abandoned:
             await turn.ended()
-        return session.running is None and time.monotonic() >= session.moving_until
+        return session.free
 
     async def release(self, key: SessionKey, placement: Placement) -> None:
         """The new owner has the state."""

@@ -27,7 +27,7 @@ from deployment.errors import (
     unknown_session,
 )
 from deployment.keeper import ALL_KINDS, SessionKeeper
-from deployment.ownership import Placement, SessionKey
+from deployment.ownership import Epoch, Placement, SessionKey
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.settings import AppArgs
@@ -122,40 +122,58 @@ class EngineReplica:
             turn.leave()
 
     async def _begin(self, route: Route, request: TurnRequest) -> RunningTurn:
+        # Long messages take seconds to render and tokenise: other turns' text must not wait for them.
         if request.mode == "history":
             # Before the session is touched: a prompt that cannot be served must not create one.
-            prompt = self._history_prompt(request)
-        session: Session | None = None
-        if request.key is not None:
-            session, _ = await self._keeper.acquire(
-                request.key, route.placement, must_exist=request.must_exist or request.mode == "append"
-            )
+            prompt = await asyncio.to_thread(self._history_prompt, request)
+            session = await self._idle_session(route, request) if request.key else None
+            return self._start(request, prompt, session)
+        session = await self._idle_session(route, request)
+        ledger = self._ledger(session)
+        prompt = await asyncio.to_thread(self._append_prompt, request, session)
+        if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
+            raise session_busy(session.key.session, "another request came first")
+        return self._start(request, prompt, session)
+
+    async def _idle_session(self, route: Route, request: TurnRequest) -> Session:
+        """The request's session, owned by this replica and free for a turn. RequestError (409) if it is not."""
+        if request.key is None:
+            raise invalid("an append turn needs a session", "session")
+        must_exist = request.must_exist or request.mode == "append"
+        while True:
+            session, _ = await self._keeper.acquire(request.key, route.placement, must_exist=must_exist)
             if not await self._keeper.idle(session):
                 what = f"turn {session.running.id} is running" if session.running else "it is being moved"
                 raise session_busy(request.key.session, what)
-        if request.mode == "append":
-            prompt = self._append_prompt(request, session)
-        return self._start(request, prompt, session)
+            # A turn whose end was waited for takes its session along if it never committed anything.
+            if self._keeper.held(request.key) is session:
+                return session
 
     def _history_prompt(self, request: TurnRequest) -> Prompt:
         service = self._service
         try:
             prompt = full_history(
-                service.chat_template, service.tokenizer, request.messages, enable_thinking=request.enable_thinking
+                service.chat_template,
+                service.tokenizer,
+                request.messages,
+                enable_thinking=request.enable_thinking,
+                limit=service.context_limit,
             )
         except ValueError as error:
             raise invalid(f"messages: {error}", "messages") from None
         self._check_length(prompt)
         return prompt
 
-    def _append_prompt(self, request: TurnRequest, session: Session | None) -> Prompt:
-        if session is None or request.key is None:
-            raise invalid("an append turn needs a session", "session")
+    def _ledger(self, session: Session) -> tuple[int, ...]:
+        """What an append turn goes on from."""
         if session.lost:
             self._keeper.give_up(session)
-            raise session_unavailable(request.key.session, "no copy of its state was found; send the full history")
+            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
         if not session.ledger:
-            raise unknown_session(request.key.session)
+            raise unknown_session(session.key.session)
+        return session.ledger
+
+    def _append_prompt(self, request: TurnRequest, session: Session) -> Prompt:
         service = self._service
         try:
             prompt = append(
@@ -186,7 +204,8 @@ class EngineReplica:
         defaults = self._service.generation_defaults
         sampling = Sampling(
             temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+            # More than there are tokens is all of them; the engine counts in 32 bits.
+            top_k=min(max(0, defaults.top_k if request.top_k is None else request.top_k), 2**31 - 1),
             top_p=defaults.top_p if request.top_p is None else request.top_p,
             # A negative seed names the same 64 bits as its two's complement.
             seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
@@ -245,12 +264,22 @@ class EngineReplica:
             raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
         child = await self._keeper.create(child_key, like=session)
         try:
-            await self._service.call(Fork(secrets.token_hex(8), session.engine_id, child.engine_id))
-        except EngineError:
+            await self._fork_state(session, child)
+        except (EngineError, RequestError):
             await self._keeper.abandon(child)
             raise
         await self._keeper.copy(child, ALL_KINDS)
         return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def _fork_state(self, session: Session, child: Session) -> None:
+        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id)
+        try:
+            await self._service.call(fork)
+        except EngineError as error:
+            if error.code != engine_errors.UNKNOWN_SESSION:
+                raise
+            await self._keeper.bring_back(session)
+            await self._service.call(fork)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
         """False if there is no such session. A running turn is cancelled."""
@@ -276,6 +305,10 @@ class EngineReplica:
             transcript=tuple(session.transcript),
             turns=tuple(session.turns),
         )
+
+    async def owned(self) -> list[tuple[str, SessionKey, Epoch]]:
+        """For a directory that is being rebuilt."""
+        return [(self._id, session.key, session.epoch) for session in self._keeper.owned()]
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))

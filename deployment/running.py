@@ -92,7 +92,9 @@ class RunningTurn:
                     self._start_copy = asyncio.create_task(self._copy_start(self._session))
                 case Finished():
                     self._say(*self._text.flush())
-                    return await self._finish(event)
+                    closed = await self._finish(event)
+                    # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
+                    return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
                 case Failed():
                     if self._session is not None and not self._session.turns and not self._session.lost:
                         await self._keeper.abandon(self._session)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployment.directory import Directory
-from deployment.ownership import Conflict, Copy, Epoch, Grant, SessionKey
+from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
 
 KEY = SessionKey("t" * 64, "one")
 
@@ -84,6 +84,22 @@ def test_rebuild_takes_the_newest_epoch_and_keeps_every_copy_of_it():
     assert (placement.owner, placement.epoch) == ("b", Epoch(7, 9))
     assert {copy.node for copy in placement.copies} == {"n1", "n2", "n3"}
     assert claimed(directory, "c", Epoch(7, 9)) > Epoch(7, 9)
+
+
+def test_rebuild_believes_a_live_owner_unless_a_copy_is_newer_or_the_session_was_deleted():
+    directory = Directory(8)
+    directory.restore_owner(KEY, "a", Epoch(7, 3), now=1.0)
+    placement = directory.locate(KEY)
+    assert placement is not None and (placement.owner, placement.epoch) == ("a", Epoch(7, 3))
+    directory.restore(KEY, "b", Copy("n1", Epoch(7, 9), 6, 90), now=1.0)
+    directory.restore_owner(KEY, "a", Epoch(7, 3), now=2.0)
+    placement = directory.locate(KEY)
+    assert placement is not None and placement.owner == "b"
+    directory.restore_owner(KEY, "b", Epoch(7, 9), now=2.0)
+    assert directory.locate(KEY) == Placement(KEY, Epoch(7, 9), "b", placement.copies, placement.created, 2.0)
+    directory.delete(KEY, now=3.0)
+    directory.restore_owner(KEY, "b", Epoch(7, 9), now=4.0)
+    assert directory.locate(KEY) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=40))

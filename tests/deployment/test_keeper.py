@@ -264,6 +264,21 @@ def test_session_whose_copies_are_all_gone_is_lost_and_not_empty():
     run(steps())
 
 
+def test_session_that_the_device_did_not_keep_comes_back_from_the_host_store():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        del world.service["a"].held[session.engine_id]
+        await world.keeper["a"].bring_back(session)
+        assert session.engine_id in world.service["a"].held
+        world.cluster.store = HostStore(1 << 20, lambda blob: None)
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].bring_back(session)
+        assert caught.value.refused.status == 503
+
+    run(steps())
+
+
 def test_two_replicas_that_want_a_dead_owners_session_end_with_one_owner():
     async def steps() -> None:
         world = World()

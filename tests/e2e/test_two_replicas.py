@@ -209,6 +209,19 @@ def test_fork_and_its_parent_go_their_own_ways(client: httpx.Client):
     assert parent["session"]["reused"] >= forked.json()["frontier"]
 
 
+def test_session_deleted_among_its_turns_refuses_them_by_name(url: str):
+    async def all_at_once() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            headers = {"x-session-id": "torn"}
+            await client.post("/v1/chat/completions", json={"messages": [FACT], **GREEDY}, headers=headers)
+            turns = [client.post("/v1/sessions/torn/turns", json={"messages": [COUNT], **GREEDY}) for _ in range(3)]
+            return list(await asyncio.gather(*turns, client.delete("/v1/sessions/torn")))
+
+    *turns, deleted = asyncio.run(all_at_once())
+    assert deleted.status_code == 200
+    assert {response.status_code for response in turns} <= {200, 404, 409}
+
+
 def test_deleted_session_is_unknown_and_its_name_is_free_again(client: httpx.Client):
     chat(client, [FACT], "gone")
     assert client.delete("/v1/sessions/gone").json()["deleted"] is True
@@ -282,10 +295,13 @@ def test_turn_of_a_client_that_leaves_is_cancelled_and_keeps_what_was_committed(
         ({"messages": [FACT], "model": "other"}, {}, 404, "model_not_found", "model"),
         ({"messages": [FACT], "n": 2}, {}, 400, "invalid_request", "n"),
         ({"messages": [FACT], "stop": ["x"]}, {}, 400, "invalid_request", "stop"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages.0.content"),
         ({"messages": [FACT]}, {"x-session-id": "two words"}, 400, "invalid_request", "x-session-id"),
         ({"messages": [FACT]}, REQUIRED, 404, "session_not_found", "session"),
         ({"messages": [FACT], "stream": True, "top_p": 2}, {}, 400, "invalid_request", "top_p"),
+        ({"messages": [FACT], "\ud800": 1}, {}, 400, "invalid_request", "\\ud800"),
+        ({"messages": [{**FACT, "x": 2**64}]}, {"x-session-id": "odd"}, 400, "invalid_request", "messages.0.x"),
+        ({"messages": [FACT], "user": "x" * (9 << 20)}, {}, 413, "body_too_large", None),
     ],
 )  # fmt: skip
 def test_bad_request_gets_one_sentence_and_its_status(
@@ -297,6 +313,11 @@ def test_bad_request_gets_one_sentence_and_its_status(
     assert (response.status_code, error["code"], error["param"]) == (status, code, param)
     assert error["message"] and "\n" not in error["message"] and "Traceback" not in error["message"]
     assert client.get("/health").json() == {"status": "ok", "replicas": 2}
+
+
+def test_top_k_beyond_the_vocabulary_keeps_every_token(client: httpx.Client):
+    sampling = {"temperature": 0.9, "top_p": 1.0, "seed": 3}
+    assert text(chat(client, [COUNT], top_k=2**63, **sampling)) == text(chat(client, [COUNT], top_k=0, **sampling))
 
 
 def test_too_long_a_prompt_is_told_both_counts_and_makes_no_session(client: httpx.Client):
@@ -327,6 +348,18 @@ def test_directory_that_was_killed_is_rebuilt_from_the_host_stores(client: httpx
     assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
     other = client.post("/v1/sessions/remembered/migrate").json()
     assert epoch(other)[0] > epoch(before)[0]
+
+
+def test_directory_that_dies_with_the_host_store_learns_from_the_owner(client: httpx.Client):
+    chat(client, [FACT], "twice-struck")
+    before = client.get("/v1/sessions/twice-struck").json()
+    node = ray.get_runtime_context().get_node_id()
+    for name in ("directory", f"host-store/{node}"):
+        ray.kill(ray.get_actor(f"dflash/v{PROTOCOL}/{name}", NAMESPACE), no_restart=False)
+    answer = turn(client, "twice-struck", QUESTION)
+    assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
+    assert answer["meta_info"]["replica"] == before["replica"]
+    assert client.get("/v1/sessions/twice-struck").json()["copies"]
 
 
 def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed(client: httpx.Client):
