@@ -79,9 +79,10 @@ def serve(
             prefill_chunk=prefill_chunk,
         )
         if address is None:
-            from deployment.preflight import check_directories
+            from deployment.preflight import check_directories, keep_ray_on_loopback
 
             check_directories(args)
+            keep_ray_on_loopback()
         from deployment.local import running, until_interrupted
 
         with running(args, host=host, port=port, app=app_name, address=address) as url:
@@ -106,6 +107,9 @@ def demo(
 ) -> None:
     """Serves the embedded model on two replicas, and shows what a session survives."""
     with one_sentence():
+        from deployment.preflight import keep_ray_on_loopback
+
+        keep_ray_on_loopback()
         from deployment.demo import run
 
         raise typer.Exit(run(port, keep))

@@ -1,7 +1,8 @@
-"""Looks at the model directories before anything is started: a wrong one should cost a sentence, not a minute."""
+"""What is done before Ray is imported. A wrong model directory should cost a sentence, not a minute."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from deployment.engine.loading import load_models
@@ -16,3 +17,11 @@ def check_directories(args: AppArgs) -> None:
             raise ModelError(f"{name}: {directory} is not a directory")
     # the device is the replicas' own, which may be on another machine than this one
     load_models(replace(args.engine_options(), device="cpu"), dry=True)
+
+
+def keep_ray_on_loopback() -> None:
+    """A Ray of one's own has no business on the network: by default its processes listen on all addresses.
+
+    Ray reads this switch when it is imported; on Windows and macOS it is the default there.
+    """
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
