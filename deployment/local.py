@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from deployment.settings import AppArgs
 APP = "dflash"
 """The Serve application's name, unless told otherwise. The detached actors' names begin with it."""
 
+CONNECT_SECONDS = 5.0
+
 OBJECT_STORE_BYTES = 160 << 20
 """Only checkpoints on their way pass through the object store; Ray's default would take a third of the memory."""
 
@@ -29,13 +33,18 @@ class LaunchError(RuntimeError):
 
 
 def port_is_free(host: str, port: int) -> bool:
+    return why_not(host, port) is None
+
+
+def why_not(host: str, port: int) -> str | None:
+    """What keeps a server from listening there, in a few words; None if nothing does."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+    return None
 
 
 @contextlib.contextmanager
@@ -47,8 +56,8 @@ def running(
     Without an `address` Ray is started here, for this process alone. `quiet` keeps the logs of Ray's processes in their
     files, and silences stdout and stderr meanwhile: who wants to print holds on to the stream. Raises LaunchError.
     """
-    if address is None and not port_is_free(host, port):
-        raise LaunchError(f"port {port} of {host} is in use; choose another one with --port")
+    if address is None and (reason := why_not(host, port)) is not None:
+        raise LaunchError(f"cannot listen on port {port} of {host}: {reason}; choose another one with --port or --host")
     # Ray writes its cluster token with the umask's rights: nobody else on this machine should read it.
     os.umask(0o077)
     if quiet:
@@ -70,15 +79,36 @@ def until_interrupted() -> None:
         signal.pause()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this is over: half started, or half ended, Ray leaves processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _disconnect(app: str, address: str | None) -> None:
     if not ray.is_initialized():
         return
-    with contextlib.suppress(Exception):  # what is left goes down with the cluster
-        serve.delete(app)
-        remove(app)
-        if address is None:
-            serve.shutdown()
-    ray.shutdown()
+    with _uninterrupted():
+        with contextlib.suppress(Exception):  # what is left goes down with the cluster
+            serve.delete(app)
+            remove(app)
+            if address is None:
+                serve.shutdown()
+        ray.shutdown()
 
 
 def take_down(app: str, address: str | None) -> int:
@@ -96,17 +126,31 @@ def take_down(app: str, address: str | None) -> int:
 
 
 def _connect(address: str | None, *, log_to_driver: bool) -> None:
+    _check_address(address)
     own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if address is None else {}
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=log_to_driver,
-            logging_level=logging.WARNING if log_to_driver else logging.ERROR,
-            **own,
-        )
+        # To a cluster that does not answer Ray talks for minutes, and starts nothing meanwhile.
+        with _uninterrupted() if address is None else contextlib.nullcontext():
+            ray.init(
+                address=address or "local",
+                log_to_driver=log_to_driver,
+                logging_level=logging.WARNING if log_to_driver else logging.ERROR,
+                **own,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = "a local Ray could not be started" if address is None else f"no Ray cluster answers at {address!r}"
         raise LaunchError(f"{where}: {_first_line(error)}") from None
+
+
+def _check_address(address: str | None) -> None:
+    """Ray itself needs more than a minute to notice that nobody listens at HOST:PORT."""
+    host, _, port = (address or "").rpartition(":")
+    if "://" in host or not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LaunchError(f"no Ray cluster answers at {address!r}: {error}") from None
 
 
 def _deploy(args: AppArgs, app: str, host: str, port: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deployment.cli import app
-from deployment.local import LaunchError, port_is_free
+from deployment.local import LaunchError, _uninterrupted, port_is_free, why_not
 from model import DEMO
 
 
@@ -110,3 +111,21 @@ def test_port_in_use_is_seen():
         port = taken.getsockname()[1]
         assert not port_is_free("127.0.0.1", port)
     assert port_is_free("127.0.0.1", port)
+
+
+def test_address_at_which_nobody_can_listen_is_not_called_in_use():
+    reason = why_not("203.0.113.1", 8000)
+    assert reason is not None and "in use" not in reason
+
+
+def test_ctrl_c_waits_until_ray_has_started_or_ended_whole():
+    done: list[bool] = []
+
+    def start() -> None:
+        with _uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done
