@@ -112,9 +112,9 @@ def anonymous_bytes() -> int:
 
 def load_and_sample(directory: Path) -> dict[str, float]:
     """Loads in this process; the highest growth of anonymous memory over its value before."""
-    from model.checkpoint import Checkpoint
     from model.config import load_target_config
     from model.target import Target
+    from model.weights import WeightFiles
 
     torch.set_num_threads(1)
     before, peak, done = anonymous_bytes(), 0, threading.Event()
@@ -129,7 +129,7 @@ def load_and_sample(directory: Path) -> dict[str, float]:
     sampler.start()
     started = time.perf_counter()
     config = load_target_config(directory)
-    target = Target.load(Checkpoint.open(directory), config, VOCABULARY, torch.device("cpu"), torch.bfloat16)
+    target = Target.load(WeightFiles.open(directory), config, VOCABULARY, torch.device("cpu"), torch.bfloat16)
     seconds = time.perf_counter() - started
     done.set()
     sampler.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +67,7 @@ def generate(
         from deployment.engine.loading import load_models
         from deployment.engine.messages import Sampling, Submit
         from deployment.settings import AppArgs
+        from state.geometry import pages_for
 
         args = AppArgs.of(
             model=model,
@@ -87,9 +88,11 @@ def generate(
             raise ValueError("give exactly one of --prompt, --prompt-ids and --chat")
         options = args.engine_options()
         models = load_models(options)
+        ids = _encode(models, prompt, prompt_ids, chat)
+        options = replace(options, pages=pages_for(min(len(ids) + max(1, max_tokens), models.context)))
         submit = Submit(
             turn="generate",
-            prompt_ids=_encode(models, prompt, prompt_ids, chat),
+            prompt_ids=ids,
             sampling=Sampling(temperature, top_k, top_p, secrets.randbits(64) if seed is None else seed),
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,

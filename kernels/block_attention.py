@@ -16,14 +16,7 @@ from __future__ import annotations
 import torch
 
 from kernels.paged_attention import grouped_attention, read_pages
-
-
-def read_ring(ring: torch.Tensor, frontier: int) -> torch.Tensor:
-    """The live interval of one slot of one layer, in logical order: `ring` [S, Hkv, D] -> [min(F, S), Hkv, D]."""
-    window = ring.shape[0]
-    start = max(0, frontier - window)
-    positions = torch.arange(start, frontier, device=ring.device)
-    return ring[positions % window]
+from kernels.ring import read_ring
 
 
 def local_block_attention(

@@ -41,15 +41,3 @@ def context_keys_values(
     keys = apply_rotary(plain_rms_norm(raw, key_norm.float(), eps), cos, sin)
     values = F.linear(c, value_weight).unflatten(-1, (-1, head_dim))
     return keys, values
-
-
-def write_ring(
-    ring: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, start: torch.Tensor, counts: torch.Tensor
-) -> None:
-    """Writes the first counts[b] of `rows` [B, T, Hkv, D] at positions start[b] + i of one layer's rings
-    [slots, S, Hkv, D]; of more than S rows only the last S. `slots`, `start`, `counts` int64 [B]. In place."""
-    window = ring.shape[1]
-    column = torch.arange(rows.shape[1], device=rows.device)
-    live = (column < counts[:, None]) & (column >= counts[:, None] - window)
-    batch, column = live.nonzero(as_tuple=True)
-    ring[slots[batch], (start[batch] + column) % window] = rows[batch, column].to(ring.dtype)

@@ -68,11 +68,6 @@ class TargetConfig:
     def gdn_layers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == "linear_attention")
 
-    @property
-    def kv_groups(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_heads // self.num_kv_heads
-
 
 @dataclass(frozen=True)
 class DraftConfig:
@@ -115,11 +110,6 @@ class DraftConfig:
     @property
     def full_layers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == "full_attention")
-
-    @property
-    def kv_groups(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)

@@ -25,29 +25,39 @@ import torch.nn.functional as F
 from kernels import grouped_convolution
 from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
-from kernels.context_kv import context_features, context_keys_values, write_ring
+from kernels.context_kv import context_features, context_keys_values
 from kernels.gated_mlp import gated_mlp
 from kernels.norms import plain_rms_norm
 from kernels.paged_attention import write_pages
+from kernels.ring import write_ring
 from kernels.rotary import apply_rotary
 from kernels.selector import select_path
 from kernels.shortlist import shortlist
-from model.checkpoint import Checkpoint
 from model.config import DraftConfig
 from model.heads import ProposalHead
 from model.reader import WeightReader
 from model.rotary import Rotary
+from model.weights import WeightFiles
 
 
 @dataclass(frozen=True)
 class DraftContext:
     """Views of the caller's draft planes. Rings `ring_keys`, `ring_values` [slots, local layers, S, Hkv, D]; pages
-    `page_keys`, `page_values` [pages, full layers, 64, Hkv, D]."""
+    `page_keys`, `page_values` [pages, full layers, 64, Hkv, D], None for a drafter without full layers."""
 
     ring_keys: torch.Tensor
     ring_values: torch.Tensor
-    page_keys: torch.Tensor
-    page_values: torch.Tensor
+    page_keys: torch.Tensor | None
+    page_values: torch.Tensor | None
+
+    def rings(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one local layer: [slots, S, Hkv, D] each."""
+        return self.ring_keys[:, layer], self.ring_values[:, layer]
+
+    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one full layer: [pages, 64, Hkv, D] each."""
+        assert self.page_keys is not None and self.page_values is not None
+        return self.page_keys[:, layer], self.page_values[:, layer]
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class Drafter:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        files: WeightFiles,
         config: DraftConfig,
         causal: tuple[bool, ...],
         embedding: torch.Tensor,
@@ -127,7 +137,7 @@ class Drafter:
         h, d, inner = config.hidden_size, config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
 
-        reader = WeightReader(checkpoint, embedding.device, embedding.dtype)
+        reader = WeightReader(files, embedding.device, embedding.dtype)
         vocabulary = embedding.shape[0]
 
         def convolution(name: str) -> Convolution | None:
@@ -192,14 +202,14 @@ class Drafter:
         positions = start[:, None] + torch.arange(features.shape[1], device=features.device)
         cos, sin = self.rotary.tables(positions)
         for layer, (local, index) in zip(self.layers, self._stores(), strict=True):
-            _, key_weight, value_weight = self._split(layer.qkv)
+            _, key_weight, value_weight = layer.qkv.split([heads * config.head_dim for heads in self._heads])
             k, v = context_keys_values(c, key_weight, value_weight, layer.k_norm, config.rms_norm_eps, cos, sin)
-            if local:
-                write_ring(context.ring_keys[:, index], k, rows.slots, start, counts)
-                write_ring(context.ring_values[:, index], v, rows.slots, start, counts)
-            else:
-                write_pages(context.page_keys[:, index], k, rows.page_table, start, counts)
-                write_pages(context.page_values[:, index], v, rows.page_table, start, counts)
+            keys, values = context.rings(index) if local else context.pages(index)
+            for store, entries in ((keys, k), (values, v)):
+                if local:
+                    write_ring(store, entries, rows.slots, start, counts)
+                else:
+                    write_pages(store, entries, rows.page_table, start, counts)
 
     # -------------------------------------------------------------------------------------------- proposal
 
@@ -262,14 +272,14 @@ class Drafter:
         for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):
             n = plain_rms_norm(x, layer.input_norm, config.rms_norm_eps)
             n, finish_a = _prepare(layer.attention_conv, n)
-            q, k, v = (y.unflatten(-1, (-1, config.head_dim)) for y in self._project(layer, n))
+            q, k, v = F.linear(n, layer.qkv).unflatten(-1, (-1, config.head_dim)).split(self._heads, dim=-2)
             q = apply_rotary(plain_rms_norm(q, layer.q_norm, config.rms_norm_eps), cos, sin)
             k = apply_rotary(plain_rms_norm(k, layer.k_norm, config.rms_norm_eps), cos, sin)
             if local:
-                keys, values = context.ring_keys[:, index], context.ring_values[:, index]
+                keys, values = context.rings(index)
                 a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
             else:
-                keys, values = context.page_keys[:, index], context.page_values[:, index]
+                keys, values = context.pages(index)
                 a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
             x = x + _finish(layer.attention_conv, F.linear(a.flatten(-2), layer.output), finish_a)
             m = plain_rms_norm(x, layer.post_norm, config.rms_norm_eps)
@@ -277,13 +287,10 @@ class Drafter:
             x = x + _finish(layer.mlp_conv, gated_mlp(m, layer.gate_up, layer.down), finish_m)
         return plain_rms_norm(x, self.final_norm, config.rms_norm_eps)
 
-    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        q, kv = self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
-        return qkv.split((q, kv, kv))
-
-    def _project(self, layer: DraftLayer, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        q, kv = self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
-        return F.linear(n, layer.qkv).split((q, kv, kv), dim=-1)
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        """Heads of q, k and v, in the order of the fused projection's rows."""
+        return self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads
 
     def _stores(self) -> list[tuple[bool, int]]:
         """Per layer: whether its context is a ring, and its index among the rings or among the page planes."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
+from kernels.head import head_scores
 from model.errors import ModelError
 from model.target import Target
 
@@ -40,7 +40,7 @@ class ProposalHead:
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` [..., H] -> FP32 [..., N]."""
-        return F.linear(hidden, self.weight).float()
+        return head_scores(hidden, self.weight)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """Token ids of head rows: int64 [...] -> int64 [...]."""

@@ -1,4 +1,4 @@
-"""Weights on their way from a checkpoint to a device: one tensor at a time, straight to its place."""
+"""Weights on their way from files to a device: one tensor at a time, straight to its place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from model.checkpoint import Checkpoint
+from model.weights import WeightFiles
 
 
 class WeightReader:
@@ -16,13 +16,13 @@ class WeightReader:
     `meta` device names and shapes are checked, and no data is read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, files: WeightFiles, device: torch.device, dtype: torch.dtype) -> None:
+        self._files = files
         self._device = device
         self._dtype = dtype
 
     def __contains__(self, name: str) -> bool:
-        return name in self._checkpoint
+        return name in self._files
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """One tensor of exactly this shape."""
@@ -45,7 +45,7 @@ class WeightReader:
 
     def _filled(self, destination: torch.Tensor, name: str) -> torch.Tensor:
         if self._device.type == "meta":
-            self._checkpoint.check(name, tuple(destination.shape))
+            self._files.check(name, tuple(destination.shape))
         else:
-            self._checkpoint.read_into(name, destination)
+            self._files.read_into(name, destination)
         return destination

@@ -19,15 +19,16 @@ import torch
 import torch.nn.functional as F
 
 from kernels import gated_delta_net as gdn
+from kernels.head import head_scores
 from kernels.norms import gated_rms_norm, offset_rms_norm
 from kernels.paged_attention import paged_attention, write_pages
 from kernels.rotary import apply_rotary
 from kernels.short_convolution import advance_history, short_convolution
-from model.checkpoint import Checkpoint
 from model.config import TargetConfig
 from model.mlp import DenseMlp, MoeMlp, read_mlp, run_mlp
 from model.reader import WeightReader
 from model.rotary import Rotary
+from model.weights import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Target:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        files: WeightFiles,
         config: TargetConfig,
         public_rows: int,
         device: torch.device,
@@ -124,7 +125,7 @@ class Target:
     ) -> Target:
         """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
 
-        reader = WeightReader(checkpoint, device, dtype)
+        reader = WeightReader(files, device, dtype)
 
         def block(i: int) -> Block:
             prefix = f"layers.{i}."
@@ -167,7 +168,7 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
-        return F.linear(hidden, self.head[: self.public_rows]).float()
+        return head_scores(hidden, self.head[: self.public_rows])
 
     def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
         config = self.config

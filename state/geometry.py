@@ -70,10 +70,6 @@ class StateGeometry:
             raise StateError(f"geometry: {name} is {getattr(self, name)}, but {owner} needs at least 1")
 
     @property
-    def has_drafter(self) -> bool:
-        return self.ring_layers > 0 or self.full_layers > 0
-
-    @property
     def gdn_bytes(self) -> int:
         """Bytes of the GDN states of one image, FP32: [Lg, Hv, Dk, Dv]."""
         return 4 * self.gdn_layers * self.gdn_heads * self.gdn_key_dim * self.gdn_value_dim

@@ -15,14 +15,19 @@ from state.geometry import PAGE_TOKENS, StateGeometry, pages_for
 from state.images import ImagePool
 from state.pages import PagePool
 
+UNSETTLED = -1
+"""The coverage of a plane that is being written in place."""
+
 
 @dataclass(eq=False)
 class SequenceMemory:
-    """What a running lane owns: an image and pages, and how far they have come.
+    """What a running lane owns: an image and pages, and how far each plane of them has come.
 
     `frontier`: positions [0, F) whose target state is committed. `context_frontier`: positions whose draft context is
-    materialised; it may lag behind until catch-up, and equals `frontier` when there is no drafter. The engine moves
-    both; `pages` and `draft_pages` are changed by `StateMemory` only.
+    materialised; it may lag behind until catch-up, and equals `frontier` when there is no drafter. `target_kv`, `gdn`,
+    `conv` and `hidden` are what each target plane covers; the engine stamps them where it has written them, and marks
+    a plane `UNSETTLED` while it is being written in place, so that a step that was torn can never be captured.
+    `pages` and `draft_pages` are changed by `StateMemory` only.
     """
 
     slot: int
@@ -30,7 +35,19 @@ class SequenceMemory:
     draft_pages: list[int]
     frontier: int = 0
     context_frontier: int = 0
+    target_kv: int = 0
+    gdn: int = 0
+    conv: int = 0
+    hidden: int = 0
     parent: str | None = None
+
+    def unsettle_image(self) -> None:
+        """The image is about to be written in place: until it is stamped it covers nothing."""
+        self.gdn = self.conv = self.hidden = UNSETTLED
+
+    def settle(self, frontier: int) -> None:
+        """All target planes are at `frontier`, which is committed."""
+        self.target_kv = self.gdn = self.conv = self.hidden = self.frontier = frontier
 
 
 class StateMemory:
@@ -162,6 +179,10 @@ class StateMemory:
                 [*checkpoint.draft_pages[:full], *draft_pages],
                 frontier=frontier,
                 context_frontier=frontier,
+                target_kv=frontier,
+                gdn=frontier,
+                conv=frontier,
+                hidden=frontier,
                 parent=checkpoint.id,
             )
         )
@@ -241,28 +262,29 @@ class StateMemory:
     # ------------------------------------------------------------------------------------------------- internals
 
     def _coverage_of(self, sequence: SequenceMemory, ledger_tokens: int, form: Form) -> Coverage:
-        frontier, context = sequence.frontier, sequence.context_frontier
+        context = sequence.context_frontier
         ring = self.images.rings.live(context) if self.geometry.ring_layers else None
         draft_kv = min(context, len(sequence.draft_pages) * PAGE_TOKENS) if self.geometry.full_layers else None
         return Coverage(
             form=form,
-            frontier=frontier,
+            frontier=sequence.frontier,
             ledger_tokens=ledger_tokens,
-            target_kv=min(frontier, len(sequence.pages) * PAGE_TOKENS),
-            gdn=frontier,
-            conv=frontier,
-            hidden=frontier,
+            target_kv=min(sequence.target_kv, len(sequence.pages) * PAGE_TOKENS),
+            gdn=sequence.gdn,
+            conv=sequence.conv,
+            hidden=sequence.hidden,
             ring=ring,
             draft_kv=draft_kv,
         )
 
     def _check_room(self, target_pages: int, draft_pages: int, images: int = 0) -> None:
-        if images > self.images.free:
-            raise CapacityError(self.images.name, images, self.images.free)
+        # images last: whoever evicts a checkpoint for its pages gets its image as well
         if target_pages > self.target.free:
             raise CapacityError(self.target.name, target_pages, self.target.free)
         if self.draft and draft_pages > self.draft.free:
             raise CapacityError(self.draft.name, draft_pages, self.draft.free)
+        if images > self.images.free:
+            raise CapacityError(self.images.name, images, self.images.free)
 
     def _take(self, target_pages: int, draft_pages: int) -> tuple[int, list[int], list[int]]:
         self._check_room(target_pages, draft_pages, images=1)

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from state.errors import CapacityError, StateError
-from state.geometry import PAGE_TOKENS, pages_for
-
-__all__ = ["PAGE_TOKENS", "PagePool", "pages_for"]
+from state.geometry import PAGE_TOKENS
 
 
 class PagePool:

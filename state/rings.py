@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.ring import live_interval, ring_slots
 from state.errors import StateError
 
 
@@ -33,7 +34,7 @@ class DraftRings:
 
     def live(self, frontier: int) -> tuple[int, int]:
         """The positions [start, end) that are readable at a context frontier."""
-        return max(0, frontier - self.window), frontier
+        return live_interval(frontier, self.window)
 
     def indices(self, start: int, end: int) -> torch.Tensor:
         """Ring indices of positions [start, end), in logical order: int64 [end - start], on the rings' device.
@@ -42,7 +43,7 @@ class DraftRings:
         """
         if end - start > self.window:
             raise StateError(f"ring: positions [{start}, {end}) are {end - start}, more than the window {self.window}")
-        return torch.arange(start, end, device=self.keys.device) % max(self.window, 1)
+        return ring_slots(start, end, self.window, self.keys.device)
 
     def export_slot(self, slot: int, frontier: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the live interval in logical order, copied: [layers, n, Hkv, D] each, n = min(F, S)."""

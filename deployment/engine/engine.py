@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
@@ -41,12 +43,13 @@ from deployment.engine.messages import (
     Tokens,
 )
 from deployment.engine.options import EngineOptions
-from deployment.engine.publication import preview
+from deployment.engine.publication import Preview, preview
 from deployment.engine.round import Executor
 from deployment.engine.sessions import SessionTable
 from deployment.engine.validation import check_submit
-from state.errors import CapacityError, StateError
-from state.geometry import pages_for
+from model.errors import ModelError
+from state.errors import CapacityError, CoverageError, StateError
+from state.geometry import PAGE_TOKENS, pages_for
 from state.memory import SequenceMemory, StateMemory
 
 logger = logging.getLogger(__name__)
@@ -62,12 +65,11 @@ class Engine:
         self.models = models
         self._options = options
         self._emit = emit
-        pages = options.pages or pages_for(models.context) * (options.lanes + max(1, options.lanes // 2))
-        self.memory = StateMemory(models.geometry, pages, pages, options.lanes + options.images, models.device)
+        self.memory = state_memory(models, options)
         self._executor = Executor(models, self.memory, options.lanes)
         self._sessions = SessionTable(self.memory)
         self._exchange = StateExchange(models, self.memory, self._sessions)
-        self._queue: deque[tuple[Submit, float]] = deque()
+        self._queue: deque[Submit] = deque()
         self._lanes: list[Lane] = []
         self._cancelled: set[str] = set()
 
@@ -86,25 +88,33 @@ class Engine:
                     if command.turn in self._turns():
                         raise EngineError(errors.INVALID_REQUEST, f"turn {command.turn!r} is running already", "turn")
                     check_submit(command, self.models.context, self.models.target.public_rows)
-                    self._queue.append((command, time.monotonic()))
+                    self._check_size(command)
+                    self._queue.append(command)
                 case Cancel():
                     if any(command.turn == turn for turn in self._turns()):
                         self._cancelled.add(command.turn)
                 case Export():
                     self._emit(self._exchange.export(command))
                 case Import():
+                    self._detach(command.session)
                     self._emit(self._exchange.import_(command))
                 case Fork():
                     self._emit(self._exchange.fork(command))
                 case Drop():
+                    self._detach(command.session)
                     self._sessions.drop(command.session)
                     self._emit(Dropped(command.call, command.session))
                 case Inspect():
                     self._emit(Facts(command.call, self.facts()))
         except EngineError as error:
             self._emit(Failed(ref, error.code, error.message, error.param))
+        except CapacityError as error:
+            self._emit(Failed(ref, errors.OVERLOADED, f"the engine has no room for it: {error}"))
         except StateError as error:
             self._emit(Failed(ref, errors.BAD_STATE, str(error)))
+        except Exception as error:  # out of memory, a lost device: running turns must not end for one command
+            logger.exception("a command failed")
+            self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
 
     def facts(self) -> dict[str, int | str]:
         """What the engine holds now."""
@@ -123,7 +133,30 @@ class Engine:
         }
 
     def _turns(self) -> list[str]:
-        return [lane.submit.turn for lane in self._lanes] + [submit.turn for submit, _ in self._queue]
+        return [lane.submit.turn for lane in self._lanes] + [submit.turn for submit in self._queue]
+
+    def _budget(self, submit: Submit) -> int:
+        """Tokens that a turn may publish (decision 7)."""
+        left = self.models.context - len(submit.prompt_ids)
+        return left if submit.max_tokens is None else min(left, submit.max_tokens)
+
+    def _check_size(self, submit: Submit) -> None:
+        """Refuses a turn that would not fit even if nothing else were here, before it makes others wait."""
+        wanted = pages_for(len(submit.prompt_ids) + self._budget(submit))
+        pages = self.memory.target.pages
+        if wanted > pages:
+            raise EngineError(
+                errors.OVERLOADED,
+                f"the turn's prompt and answer need {wanted} pages of {PAGE_TOKENS} tokens, but this engine has "
+                f"{pages}; a smaller max_tokens may fit",
+                "max_tokens",
+            )
+
+    def _detach(self, session: str) -> None:
+        """Turns of this session that still run will not give it their state any more: it has another now."""
+        for lane in self._lanes:
+            if lane.session == session:
+                lane.session = None
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -142,73 +175,95 @@ class Engine:
         return True
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
-        """A fault in the middle of work ends the lanes it was for, without publishing; the engine goes on."""
+        """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on.
+
+        What such a turn had committed before is kept, if its state is whole.
+        """
         try:
             work()
-        except Exception as error:  # anything a kernel or a pool can raise: the other lanes must live on
+        except Exception as error:  # anything a kernel or a pool can raise
             logger.exception("a turn failed")
             for lane in lanes:
-                if lane in self._lanes:
-                    self._leave(lane)
-                    message = f"the turn failed inside the engine: {type(error).__name__}: {error}"
-                    self._emit(Failed(lane.submit.turn, errors.INTERNAL_ERROR, message))
+                if not lane.ended:
+                    self._capture(lane, "turn_end")
+                    self._end(
+                        lane, Failed(lane.submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
+                    )
 
     def _end_cancelled(self) -> None:
-        for submit, _ in [entry for entry in self._queue if entry[0].turn in self._cancelled]:
-            self._queue = deque(entry for entry in self._queue if entry[0] is not submit)
+        for submit in [submit for submit in self._queue if submit.turn in self._cancelled]:
+            self._queue.remove(submit)
             self._emit(Finished(submit.turn, "cancelled", (), None, len(submit.prompt_ids), 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
             lane.finish_reason = "cancelled"
-            self._guarded([lane], lambda lane=lane: self._finish(lane))
+            self._guarded([lane], partial(self._finish, lane))
         self._cancelled.clear()
 
     def _admit(self) -> None:
         """First come, first served, while a lane, an image and the pages for prompt and budget are there."""
         while self._queue and len(self._lanes) < self._options.lanes:
-            submit, arrived = self._queue[0]
-            budget = self.models.context - len(submit.prompt_ids)
-            if submit.max_tokens is not None:
-                budget = min(budget, submit.max_tokens)
-            tokens = len(submit.prompt_ids) + budget
+            submit = self._queue[0]
             try:
-                memory, hit = self._sessions.with_room(partial(self._open, submit, tokens), submit.session)
+                lane = self._lane_for(submit)
             except CapacityError as error:
                 if self._lanes:
                     return  # a running lane will give its memory back
-                self._queue.popleft()
                 self._emit(Failed(submit.turn, errors.OVERLOADED, f"the turn does not fit this engine: {error}"))
-                continue
+            except Exception as error:
+                logger.exception("a turn could not be admitted")
+                self._emit(Failed(submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
+            else:
+                self._lanes.append(lane)
             self._queue.popleft()
-            stop_ids = frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else self._eos_ids)
-            used = {lane.row for lane in self._lanes}
-            self._lanes.append(
-                Lane(
-                    submit=submit,
-                    row=next(row for row in range(self._options.lanes) if row not in used),
-                    memory=memory,
-                    ledger=list(submit.prompt_ids),
-                    budget=budget,
-                    stop_ids=stop_ids,
-                    hit=hit,
-                    reused=memory.frontier,
-                    started_at=arrived,
-                    boundary=submit.stable_boundary if submit.session else 0,
-                )
-            )
-            if submit.session:
-                self._sessions.settle(submit.session)
+
+    def _lane_for(self, submit: Submit) -> Lane:
+        """A lane with memory of its own. `CapacityError` if there is no room now."""
+        budget = self._budget(submit)
+        take = partial(self._open, submit, len(submit.prompt_ids) + budget)
+        try:
+            # the checkpoint to go on from is not evicted for the turn that waits for it
+            memory, hit = self._sessions.with_room(take, keep=submit.session)
+        except CapacityError:
+            if self._lanes:
+                raise
+            memory, hit = self._sessions.with_room(take, keep=None)
+        if submit.session:
+            self._sessions.settle(submit.session)
+        used = {lane.row for lane in self._lanes}
+        return Lane(
+            submit=submit,
+            row=next(row for row in range(self._options.lanes) if row not in used),
+            memory=memory,
+            ledger=list(submit.prompt_ids),
+            budget=budget,
+            stop_ids=frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else self._eos_ids),
+            hit=hit,
+            reused=memory.frontier,
+            admitted_at=time.monotonic(),
+            session=submit.session,
+            boundary=submit.stable_boundary if submit.session else 0,
+        )
 
     @property
     def _eos_ids(self) -> frozenset[int]:
         return frozenset(self.models.defaults.eos_ids)
 
     def _open(self, submit: Submit, tokens: int) -> tuple[SequenceMemory, Hit]:
-        """Memory of a new lane: from the session's deepest fitting checkpoint, else empty. `CapacityError`."""
-        found = self._sessions.deepest_prefix(submit.session, submit.prompt_ids) if submit.session else None
-        if found is None:
-            return self.memory.open(tokens), "none"
-        checkpoint, hit = found
-        return self.memory.restore(checkpoint, tokens), hit
+        """Memory of a new lane: from the session's deepest fitting checkpoint, else empty. `CapacityError`.
+
+        A checkpoint that is not whole is a miss: it is released, and the next deepest is tried.
+        """
+        while submit.session:
+            found = self._sessions.deepest_prefix(submit.session, submit.prompt_ids)
+            if found is None:
+                break
+            checkpoint, hit = found
+            try:
+                return self.memory.restore(checkpoint, tokens), hit
+            except CoverageError as error:
+                logger.warning("a checkpoint is not used: %s", error)
+                self._sessions.discard(submit.session, checkpoint)
+        return self.memory.open(tokens), "none"
 
     # ------------------------------------------------------------------------------------------------ prefill
 
@@ -222,26 +277,24 @@ class Engine:
             self._capture(lane, "turn_start")
         if lane.prefilling:
             return
-        turn = lane.submit.turn
         token = self._executor.first_token(lane)
-        self._emit(Started(turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
-        self._publish(lane, (token,), None)
+        self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
+        self._publish(lane, preview(lane, (token,)), None)
 
     # ------------------------------------------------------------------------------------------------ decode
 
     def _decode(self, lanes: list[Lane]) -> None:
         done = self._executor.run(lanes)
-        kept = [preview(lane, licensed).kept for lane, licensed in zip(lanes, done.licensed, strict=True)]
-        self._executor.commit(done, kept)
-        for lane, licensed, accepted in zip(lanes, done.licensed, done.accepted, strict=True):
+        previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
+        self._executor.commit(done, [len(outcome.kept) for outcome in previews])
+        for lane, outcome, accepted in zip(lanes, previews, done.accepted, strict=True):
             lane.rounds.append(accepted)
-            self._publish(lane, licensed, accepted)
+            self._guarded([lane], partial(self._publish, lane, outcome, accepted))
 
-    def _publish(self, lane: Lane, licensed: Sequence[int], accepted: int | None) -> None:
-        """Appends what the preview keeps to the ledger, tells the client, and ends the turn if it is over."""
-        outcome = preview(lane, licensed)
+    def _publish(self, lane: Lane, outcome: Preview, accepted: int | None) -> None:
+        """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
         start = len(lane.ledger)
-        lane.ledger.extend(licensed[: outcome.kept])
+        lane.ledger.extend(outcome.kept)
         lane.published.extend(outcome.published)
         lane.finish_reason, lane.stop_id = outcome.finish_reason, outcome.stop_id
         if outcome.published:
@@ -251,40 +304,72 @@ class Engine:
 
     def _finish(self, lane: Lane) -> None:
         """Captures the turn's end, frees the lane, and says how the turn ended."""
-        if not lane.prefilling and len(lane.ledger) > lane.frontier:
-            self._executor.catch_up([lane])
-            if lane.submit.session:
-                self._capture(lane, "turn_end")
-        self._leave(lane)
-        self._emit(
-            Finished(
-                turn=lane.submit.turn,
-                finish_reason=lane.finish_reason or "cancelled",
-                token_ids=tuple(lane.published),
-                stop_id=lane.stop_id,
-                prompt_tokens=lane.prompt_tokens,
-                frontier=lane.frontier,
-                rounds=tuple(lane.rounds),
-                acceptance_length=lane.acceptance_length,
-                seconds=time.monotonic() - lane.started_at,
-            )
+        self._capture(lane, "turn_end")
+        finished = Finished(
+            turn=lane.submit.turn,
+            finish_reason=lane.finish_reason or "cancelled",
+            token_ids=tuple(lane.published),
+            stop_id=lane.stop_id,
+            prompt_tokens=lane.prompt_tokens,
+            frontier=lane.frontier,
+            rounds=tuple(lane.rounds),
+            acceptance_length=lane.acceptance_length,
+            seconds=time.monotonic() - lane.admitted_at,
         )
+        self._end(lane, finished)
 
     def _capture(self, lane: Lane, kind: CheckpointKind) -> None:
-        """Keeps a checkpoint at the lane's frontier. Without room there is none, and the turn goes on all the same."""
-        session = lane.submit.session
-        assert session is not None
-        form = "prompt" if lane.prefilling or len(lane.ledger) == lane.frontier else "decode"
+        """Keeps a checkpoint at the lane's frontier, if it has a session and anything new.
+
+        Without room, or if the state is not whole, there is none: the turn goes on or ends all the same.
+        """
+        if lane.session is None or lane.frontier <= lane.reused:
+            return
+        form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
         ledger = lane.ledger[: lane.frontier + (form == "decode")]
         try:
+            self._executor.catch_up([lane])
             capture = partial(self.memory.capture, lane.memory, ledger, form, kind)
-            checkpoint = self._sessions.with_room(capture, keep=session)
-        except CapacityError as error:
-            logger.warning("no %s checkpoint for a session: %s", kind, error)
+            checkpoint = self._sessions.with_room(capture, keep=None)
+            self._sessions.add(lane.session, checkpoint)
+        except Exception as error:  # also that of a device: what the turn committed is in its ledger
+            logger.warning("no %s checkpoint of a session: %s", kind, _shown(error))
             return
-        self._sessions.add(session, checkpoint)
-        self._emit(Captured(lane.submit.turn, session, kind, checkpoint.frontier))
+        self._emit(Captured(lane.submit.turn, lane.session, kind, checkpoint.frontier))
 
-    def _leave(self, lane: Lane) -> None:
-        self._lanes.remove(lane)
-        self.memory.close(lane.memory)
+    def _end(self, lane: Lane, last: Finished | Failed) -> None:
+        """Frees the lane and sends the turn's last event, whatever happens."""
+        if lane.ended:
+            return
+        lane.ended = True
+        try:
+            self._lanes.remove(lane)
+            self.memory.close(lane.memory)
+        finally:
+            self._emit(last)
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def state_memory(models: Models, options: EngineOptions) -> StateMemory:
+    """All pools of an engine. Raises ModelError where the device has no room for them.
+
+    Unless told otherwise there are pages for every lane at full context and half as much for checkpoints; a GPU gives
+    at most what is free beside the weights, less a tenth for activations.
+    """
+    images = options.lanes + options.images
+    pages = options.pages or pages_for(models.context) * (options.lanes + max(1, options.lanes // 2))
+    geometry = models.geometry
+    if models.device.type == "cuda":
+        free = int(0.9 * torch.cuda.mem_get_info(models.device)[0])
+        fitting = (free - images * geometry.image_bytes) // (geometry.target_page_bytes + geometry.draft_page_bytes)
+        pages = pages if options.pages else min(pages, fitting)
+        if pages < 1 or pages > fitting:
+            raise ModelError(
+                f"images and pages do not fit the device: {images} images of {geometry.image_bytes} bytes and "
+                f"{max(pages, 1)} pages of {geometry.target_page_bytes + geometry.draft_page_bytes} bytes are wanted, "
+                f"{free} bytes can be used; choose fewer lanes, images or pages"
+            )
+    return StateMemory(geometry, pages, pages, images, models.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
@@ -12,7 +12,6 @@ from deployment.engine.messages import CheckpointKind, Export, Exported, Fork, I
 from deployment.engine.sessions import SessionTable
 from state.checkpoint import Checkpoint
 from state.codec import decode_checkpoint, encode_checkpoint
-from state.errors import StateError
 from state.memory import StateMemory
 
 
@@ -25,55 +24,66 @@ class StateExchange:
         self._sessions = sessions
 
     def export(self, command: Export) -> Exported:
-        held = self._sessions.checkpoints(command.session)
-        if not held:
-            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {command.session!r} is held here")
         newest: dict[str, Checkpoint] = {}
-        for checkpoint in held:
+        for checkpoint in self._held(command.session):
             if checkpoint.kind in command.kinds:
+                newest.pop(checkpoint.kind, None)
                 newest[checkpoint.kind] = checkpoint
-        chosen = [checkpoint for checkpoint in held if newest.get(checkpoint.kind) is checkpoint]
+        if not newest:
+            wanted = ", ".join(command.kinds)
+            raise EngineError(errors.UNKNOWN_SESSION, f"session {command.session!r} has no checkpoint of kind {wanted}")
+        chosen = list(newest.values())
         blobs = tuple(encode_checkpoint(self._memory, c, self._models.fingerprint, command.record) for c in chosen)
-        kinds: tuple[CheckpointKind, ...] = tuple(c.kind for c in chosen)  # pyright: ignore[reportAssignmentType]
-        return Exported(command.call, command.session, blobs, kinds, tuple(c.frontier for c in chosen))
+        kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
+        return Exported(command.call, command.session, blobs, tuple(kinds), tuple(c.frontier for c in chosen))
 
     def import_(self, command: Import) -> Imported:
+        """The session keeps what it had unless every checkpoint is whole, fits this model, and finds room."""
         if not command.blobs:
             raise EngineError(errors.BAD_STATE, "an import needs at least one checkpoint")
-        rows = self._models.target.public_rows
         decoded: list[Checkpoint] = []
         record: dict[str, Any] = {}
         try:
             for blob in command.blobs:
-                decode = partial(decode_checkpoint, self._memory, blob, self._models.fingerprint, rows)
+                decode = partial(
+                    decode_checkpoint, self._memory, blob, self._models.fingerprint, self._models.target.public_rows
+                )
                 checkpoint, record = self._sessions.with_room(decode, keep=command.session)
                 decoded.append(checkpoint)
-        except StateError:
-            for checkpoint in decoded:
-                self._memory.release(checkpoint)
+                if _known(checkpoint.kind) is None:
+                    raise EngineError(
+                        errors.BAD_STATE, f"manifest.kind is {checkpoint.kind!r}, which is not known here"
+                    )
+        except BaseException:
+            self._release(decoded)
             raise
         self._sessions.replace(command.session, decoded, command.origin)
         return self._imported(command.call, command.session, record)
 
     def fork(self, command: Fork) -> Imported:
-        held = self._sessions.checkpoints(command.session)
-        if not held:
-            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {command.session!r} is held here")
         forked: list[Checkpoint] = []
         try:
-            for checkpoint in held:
-                copy = self._sessions.with_room(
-                    partial(self._memory.fork, checkpoint), command.session, keep_always=True
-                )
-                forked.append(copy)
-        except StateError:
-            for checkpoint in forked:
-                self._memory.release(checkpoint)
+            for checkpoint in self._held(command.session):
+                forked.append(self._sessions.with_room(partial(self._memory.fork, checkpoint), keep=command.session))
+        except BaseException:
+            self._release(forked)
             raise
         self._sessions.replace(command.child, forked, "device")
         return self._imported(command.call, command.child, {})
 
-    def _imported(self, call: str, session: str, record: dict[str, Any]) -> Imported:
+    def _held(self, session: str) -> tuple[Checkpoint, ...]:
         held = self._sessions.checkpoints(session)
-        deepest = max(held, key=lambda c: len(c.ledger))
-        return Imported(call, session, tuple(c.frontier for c in held), deepest.ledger, record)
+        if not held:
+            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {session!r} is held here")
+        return held
+
+    def _release(self, checkpoints: list[Checkpoint]) -> None:
+        for checkpoint in checkpoints:
+            self._memory.release(checkpoint)
+
+    def _imported(self, call: str, session: str, record: dict[str, Any]) -> Imported:
+        return Imported(call, session, tuple(c.frontier for c in self._sessions.checkpoints(session)), record)
+
+
+def _known(kind: str) -> CheckpointKind | None:
+    return next((known for known in get_args(CheckpointKind) if known == kind), None)

@@ -12,7 +12,8 @@ from state.memory import SequenceMemory
 class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
-    last `pending` positions before the frontier that the draft context has not taken in yet."""
+    last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
+    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out."""
 
     submit: Submit
     row: int
@@ -22,13 +23,15 @@ class Lane:
     stop_ids: frozenset[int]
     hit: Hit
     reused: int
-    started_at: float
+    admitted_at: float
+    session: str | None = None
     boundary: int = 0
     pending: int = 0
     published: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
+    ended: bool = False
 
     @property
     def prompt_tokens(self) -> int:

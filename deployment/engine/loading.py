@@ -12,7 +12,6 @@ import torch
 
 from deployment.engine.options import EngineOptions
 from model.chat_template import ChatTemplate
-from model.checkpoint import Checkpoint
 from model.config import (
     DraftConfig,
     GenerationDefaults,
@@ -28,6 +27,7 @@ from model.heads import ProposalHead, load_rows
 from model.rotary_config import YarnConfig
 from model.target import Target
 from model.tokenizer import Tokenizer
+from model.weights import WeightFiles
 from state.fingerprint import make_fingerprint
 from state.geometry import StateGeometry
 
@@ -74,17 +74,17 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
     context = _context_limit(options, config)
     draft_config = _draft_config(options, config)
     draft_tokens = _draft_tokens(options, draft_config)
-    checkpoint = Checkpoint.open(options.model)
-    target = Target.load(checkpoint, config, public_rows, device, dtype)
-    skipped = {options.model: checkpoint.unused()}
+    files = WeightFiles.open(options.model)
+    target = Target.load(files, config, public_rows, device, dtype)
+    skipped = {options.model: files.unused()}
     drafter, draft_weights, draft_constants = None, "none", "none"
     if draft_config is not None and options.draft is not None:
-        draft_checkpoint = Checkpoint.open_draft(options.draft)
+        draft_files = WeightFiles.open_draft(options.draft)
         causal = draft_causality(draft_config, options)
         head = _proposal_head(options, target)
-        drafter = Drafter.load(draft_checkpoint, draft_config, causal, target.embedding, head)
-        skipped[options.draft] = draft_checkpoint.unused()
-        draft_weights = draft_checkpoint.weights_sha256()
+        drafter = Drafter.load(draft_files, draft_config, causal, target.embedding, head)
+        skipped[options.draft] = draft_files.unused()
+        draft_weights = draft_files.sha256()
         draft_constants = _digest(replace(draft_config, causal=causal, max_positions=0, block_size=0))
     for directory, names in skipped.items():
         if names and not dry:
@@ -95,12 +95,12 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         geometry,
         config=_digest(replace(config, max_positions=0, eos_ids=())),
         draft_config=draft_constants,
-        weights=checkpoint.weights_sha256(),
+        weights=files.sha256(),
         drafter=draft_weights,
         tokenizer=tokenizer.sha256,
         template=chat_template.sha256,
         backend=options.backend,
-        numeric_path=f"torch reference/{device.type}/{options.dtype}",
+        numeric_path=numeric_path(device, options.dtype),
     )
     return Models(
         target=target,
@@ -155,6 +155,12 @@ def state_geometry(target: TargetConfig, draft: DraftConfig | None, dtype: torch
         ring_key_dtype=dtype,
         ring_value_dtype=torch.float16 if dtype == torch.bfloat16 else dtype,
     )
+
+
+def numeric_path(device: torch.device, dtype: str) -> str:
+    """What computes: library, kernel set, device and dtype. State of one path is not that of another (decision 23)."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"torch {torch.__version__} reference on {card} in {dtype}"
 
 
 def stretched(config: TargetConfig, factor: float | None) -> TargetConfig:

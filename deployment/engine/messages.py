@@ -40,9 +40,9 @@ class Submit:
 
     With a `session`, the deepest checkpoint of that session whose ledger is an exact prefix of the prompt is restored
     first; a `turn_start` checkpoint is captured at `stable_boundary` tokens (0: none) and a `turn_end` checkpoint when
-    the turn ends, however it ends. `stop_ids`, and the model's end tokens unless `ignore_eos`, end the turn: such an id
-    is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to the context limit.
-    `drafting = False` decodes without proposals even if the engine has a drafter.
+    the turn ends, at whatever was committed by then. `stop_ids`, and the model's end tokens unless `ignore_eos`, end
+    the turn: such an id is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to
+    the context limit. `drafting = False` decodes without proposals even if the engine has a drafter.
     """
 
     turn: str
@@ -154,7 +154,7 @@ class Finished:
     """The turn ended. `token_ids` are all published ids; `stop_id` is the hidden id that ended it, if one did.
 
     `frontier` counts the tokens whose target state is committed; the ledger has one more (the anchor).
-    `rounds` lists accepted drafts round by round, a cut round included. `seconds` is wall time from admission.
+    `rounds` lists accepted drafts round by round, a cut round included. `seconds`: wall time since the turn got a lane.
     """
 
     turn: str
@@ -189,12 +189,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class Imported:
-    """`ledger` is the longest imported ledger (form `decode`: its last token is the anchor). `record` as exported."""
+    """`frontiers` of the checkpoints, oldest first; `record` as exported with the last of them."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
-    ledger: tuple[int, ...]
     record: dict[str, Any]
 
 

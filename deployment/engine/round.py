@@ -25,7 +25,7 @@ from kernels.acceptance import Proposal, RowSampling, accept, choose
 from kernels.randomness import signed_seed
 from model.drafter import DraftContext, DraftRows
 from model.target import Columns, Forward, TargetState
-from state.memory import StateMemory
+from state.memory import UNSETTLED, StateMemory
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Executor:
         self._context: DraftContext | None = None
         self._pending = torch.empty(0)
         if drafter is not None:
-            rings = memory.images.rings
-            pages = memory.draft if memory.draft is not None else memory.target  # not read without full layers
-            self._context = DraftContext(rings.keys, rings.values, pages.keys, pages.values)
+            rings, pages = memory.images.rings, memory.draft
+            page_keys, page_values = (pages.keys, pages.values) if pages else (None, None)
+            self._context = DraftContext(rings.keys, rings.values, page_keys, page_values)
             width = models.draft_tokens + 1
             features = len(models.taps) * models.geometry.hidden_size
             self._pending = torch.zeros(lanes, width, features, dtype=models.dtype, device=self._device)
@@ -68,13 +68,16 @@ class Executor:
         columns = Columns(
             ids, self._int([start]), self._int([end - start]), self._page_table([lane]), self._slots([lane])
         )
+        lane.memory.unsettle_image()
+        lane.memory.context_frontier = UNSETTLED
         forward = self._models.target.prefill(columns, self._state, self._models.taps)
         self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
         if self._models.drafter is not None and self._context is not None and forward.features is not None:
             self._models.drafter.append_context(
                 forward.features, columns.start, columns.valid, self._draft_rows([lane]), self._context
             )
-        lane.memory.frontier = lane.memory.context_frontier = end
+        lane.memory.context_frontier = end
+        lane.memory.settle(end)
 
     @torch.no_grad()
     def first_token(self, lane: Lane) -> int:
@@ -112,6 +115,9 @@ class Executor:
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
         """Adopts the first counts[i] input columns of each lane; 0 leaves a lane exactly as it was."""
         lanes = done.lanes
+        for lane, kept in zip(lanes, counts, strict=True):
+            if kept:
+                lane.memory.unsettle_image()
         self._models.target.commit(done.forward.records, self._int(counts), self._slots(lanes), self._state)
         for index, (lane, kept) in enumerate(zip(lanes, counts, strict=True)):
             if kept == 0:
@@ -120,7 +126,7 @@ class Executor:
             if done.forward.features is not None:
                 self._pending[lane.row, :kept] = done.forward.features[index, :kept]
                 lane.pending = kept
-            lane.memory.frontier += kept
+            lane.memory.settle(lane.frontier + kept)
             if self._models.drafter is None:
                 lane.memory.context_frontier = lane.memory.frontier
 
@@ -132,10 +138,13 @@ class Executor:
             return
         counts = [lane.pending for lane in lanes]
         features = self._pending[[lane.row for lane in lanes], : max(counts)]
-        start = self._int([lane.memory.context_frontier for lane in lanes])
-        self._models.drafter.append_context(features, start, self._int(counts), self._draft_rows(lanes), self._context)
+        starts = [lane.memory.context_frontier for lane in lanes]
         for lane in lanes:
-            lane.memory.context_frontier += lane.pending
+            lane.memory.context_frontier = UNSETTLED
+        start = self._int(starts)
+        self._models.drafter.append_context(features, start, self._int(counts), self._draft_rows(lanes), self._context)
+        for lane, before in zip(lanes, starts, strict=True):
+            lane.memory.context_frontier = before + lane.pending
             lane.pending = 0
 
     def _extent(self, lane: Lane) -> int:
@@ -185,9 +194,10 @@ class Executor:
 
     def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
         controls = [lane.submit.sampling for lane in lanes]
+        vocabulary = self._models.target.public_rows
         return RowSampling(
             temperature=torch.tensor([c.temperature for c in controls], dtype=torch.float32, device=self._device),
-            top_k=self._int([c.top_k for c in controls]),
+            top_k=self._int([min(c.top_k, vocabulary) for c in controls]),
             top_p=torch.tensor([c.top_p for c in controls], dtype=torch.float32, device=self._device),
             seeds=self._int([signed_seed(c.seed) for c in controls]),
             sub=self._int([c.sub for c in controls]),

@@ -36,6 +36,7 @@ class EngineService:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._lock = threading.Lock()
+        self._left: set[str] = set()
         self._fault: BaseException | None = None
         self._ended = False
         self._engine = Engine(models, options, self._deliver)
@@ -65,6 +66,8 @@ class EngineService:
                     yield event
             finally:
                 if not ended:
+                    with self._lock:
+                        self._left.add(submit.turn)
                     self._commands.put(Cancel(submit.turn))
 
     async def call(self, command: Command) -> Event:
@@ -99,7 +102,7 @@ class EngineService:
         with self._lock:
             if self._ended:
                 raise EngineError(errors.INTERNAL_ERROR, f"the engine has ended: {self._fault or 'it was closed'}")
-            if ref in self._listeners:
+            if ref in self._listeners or ref in self._left:
                 raise EngineError(errors.INVALID_REQUEST, f"{ref!r} is in use by another turn or call", "turn")
             self._listeners[ref] = listener
         try:
@@ -111,6 +114,11 @@ class EngineService:
     def _deliver(self, event: Event) -> None:
         ref = event.ref if isinstance(event, Failed) else getattr(event, "turn", None) or getattr(event, "call", "")
         with self._lock:
+            if ref in self._left:
+                # nobody listens any more, and until its last event nobody else may take this id
+                if isinstance(event, Finished | Failed):
+                    self._left.discard(ref)
+                return
             listener = self._listeners.get(ref)
         if listener is not None:
             listener(event)

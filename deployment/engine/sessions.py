@@ -6,7 +6,7 @@ recently loses its oldest checkpoint: its copies in other tiers are not touched.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -83,6 +83,10 @@ class SessionTable:
         for surplus in list(checkpoints)[:-KEPT]:
             self._memory.release(surplus)
 
+    def discard(self, session: str, checkpoint: Checkpoint) -> None:
+        """Releases one checkpoint of a session."""
+        self._release(self._sessions[session], checkpoint)
+
     def drop(self, session: str) -> None:
         """Releases all that a session holds; unknown sessions are ignored."""
         held = self._sessions.pop(session, None)
@@ -99,18 +103,29 @@ class SessionTable:
                 return True
         return False
 
-    def with_room(self, take: Callable[[], _Taken], keep: str | None, keep_always: bool = False) -> _Taken:
-        """Calls `take`, and makes room by evicting checkpoints for as long as memory is short and some are idle.
+    def with_room(self, take: Callable[[], _Taken], keep: str | None) -> _Taken:
+        """Calls `take`; while memory is short, evicts checkpoints of other sessions than `keep` and calls it again.
 
-        Those of session `keep` go last, or never with `keep_always`. `take` may be called again after an eviction, so
-        it must look up what it needs each time.
+        Nothing is evicted that would not be enough: then the CapacityError passes on and every session keeps what it
+        has. `take` may be called several times, so it must look up what it needs each time.
         """
         while True:
             try:
                 return take()
-            except CapacityError:
-                if not self.evict_one(keep) and (keep_always or not self.evict_one()):
+            except CapacityError as short:
+                if short.wanted > short.free + self._evictable(short.pool, keep) or not self.evict_one(keep):
                     raise
+
+    def _evictable(self, pool: str, keep: str | None) -> int:
+        """Images or pages that would be free if all checkpoints of other sessions than `keep` were evicted."""
+        checkpoints = [c for name, held in self._sessions.items() if name != keep for c in held.checkpoints]
+        if pool == self._memory.images.name:
+            return len(checkpoints)
+        pages = self._memory.target if pool == self._memory.target.name else self._memory.draft
+        assert pages is not None
+        of_target = pages is self._memory.target
+        holders = Counter(page for c in checkpoints for page in (c.pages if of_target else c.draft_pages))
+        return sum(count == pages.refcount(page) for page, count in holders.items())
 
     def _release(self, held: HeldSession, checkpoint: Checkpoint) -> None:
         held.checkpoints.remove(checkpoint)

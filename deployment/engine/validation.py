@@ -47,5 +47,7 @@ def _check_sampling(submit: Submit) -> None:
         raise EngineError(errors.INVALID_REQUEST, f"top_k is {sampling.top_k}, must be at least 0 (0: all)", "top_k")
     if not 0.0 < sampling.top_p <= 1.0:
         raise EngineError(errors.INVALID_REQUEST, f"top_p is {sampling.top_p}, must be above 0 and at most 1", "top_p")
+    if not 0 <= sampling.sub < 1 << 32:
+        raise EngineError(errors.INVALID_REQUEST, f"sub is {sampling.sub}, must be in [0, 2^32)", "sub")
     if not 0 <= sampling.seed < 1 << 64:
         raise EngineError(errors.INVALID_REQUEST, f"seed is {sampling.seed}, must be in [0, 2^64)", "seed")

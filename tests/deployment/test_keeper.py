@@ -43,7 +43,7 @@ class FakeService:
                     raise EngineError(BAD_STATE, "planes disagree")
                 self.held[command.session] = command.blobs[-1]
                 record = msgpack.unpackb(command.blobs[-1])
-                return Imported(command.call, command.session, (record["frontier"],), tuple(record["ledger"]), record)
+                return Imported(command.call, command.session, (record["frontier"],), record)
             case Drop():
                 self.held.pop(command.session, None)
                 return Dropped(command.call, command.session)

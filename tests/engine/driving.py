@@ -15,6 +15,8 @@ from deployment.engine.options import EngineOptions
 from model import DEMO
 
 TARGET = DEMO / "target"
+LOADED = ("context", "dtype", "device", "proposal_head", "yarn_factor", "public_rows")
+"""Options that decide what is loaded; the others only what is done with it."""
 _turns = itertools.count()
 
 
@@ -34,7 +36,7 @@ def options(backend: str = "none", draft_tokens: int | None = None, **more: Any)
 
 @functools.cache
 def models(backend: str, draft_tokens: int | None = None, **more: Any) -> Models:
-    """`more`: what of the options is loaded with the models, namely context, dtype and device."""
+    """`more`: some of the `LOADED` options."""
     return load_models(options(backend, draft_tokens, **more))
 
 
@@ -43,7 +45,7 @@ class Driver:
 
     def __init__(self, backend: str = "none", draft_tokens: int | None = None, **more: Any) -> None:
         self.events: list[Event] = []
-        loaded = {name: more[name] for name in ("context", "dtype", "device") if name in more}
+        loaded = {name: more[name] for name in LOADED if name in more}
         self.engine = Engine(
             models(backend, draft_tokens, **loaded), options(backend, draft_tokens, **more), self.events.append
         )
@@ -87,8 +89,12 @@ class Driver:
         assert isinstance(last, Failed), last
         return last
 
+    def started_events(self, turn: str) -> list[Started]:
+        return [event for event in self.of(turn) if isinstance(event, Started)]
+
     def started(self, turn: str) -> Started:
-        return next(event for event in self.of(turn) if isinstance(event, Started))
+        (event,) = self.started_events(turn)
+        return event
 
     def streamed(self, turn: str) -> tuple[int, ...]:
         """The published ids as they came, checked to be without gaps or repeats."""

@@ -158,7 +158,7 @@ def test_a_cancelled_turn_keeps_what_was_committed_and_frees_its_lane(backend):
     assert finished.token_ids + driver.streamed(again) == whole.token_ids
 
 
-def test_a_queued_turn_and_one_in_its_prefill_can_be_cancelled():
+def test_a_queued_turn_and_one_in_its_prefill_can_be_cancelled_and_prefilled_tokens_are_kept():
     driver = Driver("dflash", lanes=1, images=2, prefill_chunk=32)
     running, queued = driver.submit(prompt(0), session="s"), driver.submit(prompt(1))
     driver.engine.step()
@@ -167,7 +167,11 @@ def test_a_queued_turn_and_one_in_its_prefill_can_be_cancelled():
     driver.engine.execute(Cancel("nobody"))
     driver.steps()
     assert driver.finished(queued).finish_reason == driver.finished(running).finish_reason == "cancelled"
-    assert driver.streamed(running) == () and not driver.engine.memory.checkpoints
+    assert driver.streamed(running) == () and not driver.started_events(running)
+    again = driver.submit(prompt(0), session="s", max_tokens=4, ignore_eos=True)
+    driver.steps()
+    assert driver.started(again).reused == 32
+    assert driver.streamed(again) == Driver("none", images=2).run(prompt(0), max_tokens=4, ignore_eos=True).token_ids
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -258,7 +262,13 @@ def test_a_fault_inside_a_round_fails_its_turns_publishes_nothing_of_it_and_free
     assert driver.streamed(turn) == published
     driver.engine.memory.check_invariants()
     assert not driver.engine.memory.sequences
-    assert driver.run(prompt(0), max_tokens=5, ignore_eos=True).finish_reason == "length"
+    # what had been committed is there: the turn goes on from it as if nothing had happened
+    ledger = prompt(0) + published
+    again = driver.submit(ledger, session="s", max_tokens=50 - len(published), ignore_eos=True)
+    driver.steps()
+    assert driver.started(again).reused == len(ledger) - 1
+    whole = Driver("none", images=2).run(prompt(0), max_tokens=50, ignore_eos=True)
+    assert published + driver.streamed(again) == whole.token_ids
 
 
 # ------------------------------------------------------------------------------------------------ the thread

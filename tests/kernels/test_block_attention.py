@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.block_attention import full_block_attention, local_block_attention, read_ring
+from kernels.block_attention import full_block_attention, local_block_attention
+from kernels.ring import read_ring
 from tests.kernels import oracles
 from tests.kernels.oracles import POISON
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.context_kv import context_features, context_keys_values, write_ring
+from kernels.context_kv import context_features, context_keys_values
+from kernels.ring import write_ring
 from kernels.rotary import rotary_frequencies, rotary_tables
 from tests.kernels import oracles
 from tests.kernels.oracles import POISON

@@ -56,7 +56,7 @@ def test_demo_target_geometry() -> None:
     config = load_target_config(DEMO / "target")
     assert config.conv_channels == 2 * 2 * 64 + 4 * 64
     assert config.full_layers == (3, 7) and config.gdn_layers == (0, 1, 2, 4, 5, 6)
-    assert config.kv_groups == 5
+    assert (config.num_heads, config.num_kv_heads) == (5, 1)
     assert config.rotary.dim == 16 and config.rotary.sections == (3, 3, 2) and config.rotary.interleaved
     assert config.eos_ids == (8180, 8178) and config.tie_embeddings
 

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from kernels.acceptance import Proposal, RowSampling
-from model.checkpoint import Checkpoint
 from model.config import load_draft_config
 from model.drafter import DraftContext, Drafter, DraftRows
 from model.heads import ProposalHead
+from model.weights import WeightFiles
 from tests.kernels import oracles
 from tests.kernels.oracles import POISON, PROPOSAL
 
@@ -142,7 +142,7 @@ def build(
     embedding, head = (torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype) for _ in range(2))
     ids = torch.arange(PUBLIC) if rows is None else torch.tensor(rows)
     proposal_head = ProposalHead(head[ids], None if rows is None else ids)
-    drafter = Drafter.load(Checkpoint.open_draft(directory), config, flags, embedding, proposal_head)
+    drafter = Drafter.load(WeightFiles.open_draft(directory), config, flags, embedding, proposal_head)
     return Setup(drafter, weights, Tables(embedding, head, ids), settings)
 
 

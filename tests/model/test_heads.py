@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from model import DEMO
-from model.checkpoint import Checkpoint
 from model.config import load_target_config
 from model.errors import ModelError
 from model.heads import ProposalHead, load_rows
 from model.target import Target
+from model.weights import WeightFiles
 
 PUBLIC = 8000
 
@@ -21,7 +21,7 @@ PUBLIC = 8000
 @pytest.fixture(scope="module")
 def target() -> Target:
     config = load_target_config(DEMO / "target")
-    return Target.load(Checkpoint.open(DEMO / "target"), config, PUBLIC, torch.device("cpu"), torch.float32)
+    return Target.load(WeightFiles.open(DEMO / "target"), config, PUBLIC, torch.device("cpu"), torch.float32)
 
 
 def index(tmp_path: Path, rows: torch.Tensor, name: str = "rows") -> Path:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from kernels.moe import route
-from model.checkpoint import Checkpoint
 from model.config import load_target_config
 from model.target import Columns, Target, TargetState
+from model.weights import WeightFiles
 
 VOCABULARY, HIDDEN, TOKENS = 48, 32, 90
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -119,7 +119,7 @@ def build(geometry: dict[str, Any]) -> Any:
 
 def load(directory: Path) -> Target:
     config = load_target_config(directory)
-    return Target.load(Checkpoint.open(directory), config, config.vocab_size, torch.device("cpu"), torch.float32)
+    return Target.load(WeightFiles.open(directory), config, config.vocab_size, torch.device("cpu"), torch.float32)
 
 
 class Runner:
@@ -281,7 +281,7 @@ def test_parts_that_a_text_model_does_not_have_are_left_unused_and_nothing_else(
         directory = Path(name)
         save_as_multimodal(build(one_geometry(moe=True)), directory)
         config = load_target_config(directory)
-        checkpoint = Checkpoint.open(directory)
+        checkpoint = WeightFiles.open(directory)
         Target.load(checkpoint, config, config.vocab_size, torch.device("cpu"), torch.float32)
         assert checkpoint.unused() == ("mtp.fc.weight", "visual.patch_embed.proj.weight")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from model import DEMO
-from model.checkpoint import Checkpoint
 from model.config import load_target_config
 from model.target import Columns, Target, TargetState
+from model.weights import WeightFiles
 
 TOLERANCE = 2e-4
 TOKENS = 150
@@ -20,7 +20,7 @@ TOKENS = 150
 def target() -> Target:
     directory = DEMO / "target"
     config = load_target_config(directory)
-    checkpoint = Checkpoint.open(directory)
+    checkpoint = WeightFiles.open(directory)
     return Target.load(checkpoint, config, config.vocab_size, torch.device("cpu"), torch.float32)
 
 
@@ -139,3 +139,17 @@ def test_inactive_columns_of_a_ragged_batch_change_nothing(target, token_ids):
     target.commit(forward.records, torch.tensor([2, 2]), torch.tensor([0, 1]), state)
     assert torch.allclose(state.recurrent[0], state.recurrent[1], atol=1e-4)
     assert torch.isnan(state.keys[7, :, start + 2 :]).all()
+
+
+def test_bf16_weights_give_fp32_logits_that_are_not_rounded_to_bf16(token_ids):
+    """Near 16 to 32, BF16 steps are 0.125: rounding the head's output would tie neighbours and reorder them."""
+    directory = DEMO / "target"
+    config = load_target_config(directory)
+    narrow = Target.load(WeightFiles.open(directory), config, 8000, torch.device("cpu"), torch.bfloat16)
+    hidden = 4 * torch.randn(20, config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    logits = narrow.logits(hidden)
+    exact = hidden.double() @ narrow.head[:8000].double().T
+    assert logits.dtype == torch.float32 and logits.shape == (20, 8000)
+    assert (logits - exact).norm() < 1e-5 * exact.norm()
+    assert not torch.equal(logits, logits.bfloat16().float())
+    assert torch.equal(logits.argmax(-1), exact.argmax(-1))

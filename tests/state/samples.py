@@ -90,7 +90,8 @@ def advance(memory: StateMemory, sequence: SequenceMemory, tokens: int, seed: in
             plane[sequence.slot][:, written % rings.window] = fresh
     for plane in (memory.images.gdn, memory.images.conv, memory.images.hidden):
         plane[sequence.slot] = torch.randn(plane[sequence.slot].shape, generator=random)
-    sequence.frontier = sequence.context_frontier = end
+    sequence.settle(end)
+    sequence.context_frontier = end
 
 
 def planes_of(memory: StateMemory, holder: SequenceMemory | Checkpoint) -> Planes:

@@ -78,7 +78,8 @@ def test_equal_pages_have_equal_digests_in_different_checkpoints() -> None:
     memory = memory_of(MIXED)
     first = checkpoint_at(memory, 100)
     sequence = memory.restore(first, 140)
-    sequence.frontier = sequence.context_frontier = 140
+    sequence.settle(140)
+    sequence.context_frontier = 140
     second = memory.capture(sequence, range(141), "decode", "turn_end")
     digests = [
         {entry["name"]: entry["sha256"] for entry in take_apart(blob).manifest["segments"]}
@@ -120,7 +121,8 @@ def golden_state() -> tuple[StateMemory, Checkpoint]:
     for number, plane in enumerate(planes):
         counting = torch.arange(plane.numel()) % 61 - 30 + number
         plane.copy_((counting / 4).to(plane.dtype).view_as(plane))
-    sequence.frontier = sequence.context_frontier = 66
+    sequence.settle(66)
+    sequence.context_frontier = 66
     with mock.patch("state.memory.new_checkpoint_id", return_value="f" * 32):
         return memory, memory.capture(sequence, range(100, 167), "decode", "turn_end", parent="0123456789abcdef" * 2)
 

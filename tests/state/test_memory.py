@@ -15,7 +15,7 @@ from state.checkpoint import Checkpoint
 from state.coverage import FORMS, Form
 from state.errors import CapacityError, CoverageError, StateError
 from state.geometry import StateGeometry
-from state.memory import SequenceMemory, StateMemory
+from state.memory import UNSETTLED, SequenceMemory, StateMemory
 from tests.state.samples import (
     FP32,
     GEOMETRIES,
@@ -134,7 +134,8 @@ def test_a_checkpoint_knows_what_it_went_on_from() -> None:
 def test_a_draft_context_that_has_not_caught_up_cannot_be_captured(lag: int) -> None:
     memory = memory_of(FP32)
     sequence = memory.open(20)
-    sequence.frontier, sequence.context_frontier = 20, 20 - lag
+    sequence.settle(20)
+    sequence.context_frontier = 20 - lag
     with pytest.raises(CoverageError) as refused:
         memory.capture(sequence, ledger_of(20), "decode", "turn_end")
     assert (refused.value.plane, refused.value.has, refused.value.needs) == ("ring", (0, 20 - lag), (0, 20))
@@ -142,10 +143,34 @@ def test_a_draft_context_that_has_not_caught_up_cannot_be_captured(lag: int) -> 
     memory.check_invariants()
 
 
+@pytest.mark.parametrize("plane", ["target_kv", "gdn", "conv", "hidden"])
+@pytest.mark.parametrize("stamp", [UNSETTLED, 19, 21])
+def test_a_plane_that_was_not_stamped_at_the_frontier_cannot_be_captured(plane: str, stamp: int) -> None:
+    memory = memory_of(MIXED)
+    sequence = memory.open(64)
+    sequence.settle(20)
+    sequence.context_frontier = 20
+    setattr(sequence, plane, stamp)
+    with pytest.raises(CoverageError, match=plane):
+        memory.capture(sequence, range(21), "decode", "turn_end")
+    sequence.settle(20)
+    memory.capture(sequence, range(21), "decode", "turn_end")
+
+
+def test_an_unsettled_image_covers_nothing() -> None:
+    memory = memory_of(MIXED)
+    sequence = memory.open(64)
+    sequence.settle(20)
+    sequence.context_frontier = 20
+    sequence.unsettle_image()
+    with pytest.raises(CoverageError):
+        memory.capture(sequence, range(21), "decode", "turn_end")
+
+
 def test_without_a_drafter_the_context_frontier_does_not_matter() -> None:
     memory = memory_of(NO_DRAFTER)
     sequence = memory.open(20)
-    sequence.frontier = 20
+    sequence.settle(20)
     assert memory.capture(sequence, ledger_of(20), "decode", "turn_end").coverage.ring is None
 
 
@@ -161,7 +186,8 @@ def test_a_ledger_that_does_not_fit_the_form_cannot_be_captured(form: Form, toke
 def test_a_frontier_beyond_the_pages_cannot_be_captured() -> None:
     memory = memory_of(FP32)
     sequence = memory.open(64)
-    sequence.frontier = sequence.context_frontier = 65
+    sequence.settle(65)
+    sequence.context_frontier = 65
     with pytest.raises(CoverageError, match="coverage of target_kv is 64, but the frontier needs 65"):
         memory.capture(sequence, ledger_of(65), "decode", "turn_end")
 
@@ -266,7 +292,7 @@ def test_the_invariant_check_finds_a_writer_below_a_checkpoints_frontier() -> No
     advance(memory, sequence, 10, seed=1)
     memory.capture(sequence, ledger_of(10), "decode", "turn_end")
     memory.check_invariants()
-    sequence.frontier = 9
+    sequence.settle(9)
     with pytest.raises(StateError, match="written below its frontier"):
         memory.check_invariants()
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.errors import CapacityError, StateError
-from state.pages import PAGE_TOKENS, PagePool, pages_for
+from state.geometry import PAGE_TOKENS, pages_for
+from state.pages import PagePool
 
 
 def pool_of(pages: int) -> PagePool:

@@ -46,7 +46,7 @@ class StoredTensor:
     dtype: str
 
 
-class Checkpoint:
+class WeightFiles:
     """The tensors of one model directory."""
 
     def __init__(self, directory: Path, files: tuple[Path, ...], stored: dict[str, StoredTensor]) -> None:
@@ -56,7 +56,7 @@ class Checkpoint:
         self._asked: set[str] = set()
 
     @classmethod
-    def open(cls, directory: Path) -> Checkpoint:
+    def open(cls, directory: Path) -> WeightFiles:
         """Reads the headers of all files. Raises ModelError for a missing, truncated or corrupt one."""
         files = _weight_files(directory)
         stored: dict[str, StoredTensor] = {}
@@ -71,16 +71,16 @@ class Checkpoint:
         return cls(directory, files, stored)
 
     @classmethod
-    def open_draft(cls, directory: Path) -> Checkpoint:
+    def open_draft(cls, directory: Path) -> WeightFiles:
         """`open` for a drafter: also refuses, by name, tensors that no DFlash drafter of the specification has."""
-        checkpoint = cls.open(directory)
-        for public, where in checkpoint._stored.items():
+        files = cls.open(directory)
+        for public, where in files._stored.items():
             for part in public.split("."):
                 if part in _FOREIGN_DRAFT_TENSORS:
                     raise ModelError(
                         f"{where.file}: tensor {where.name} is not supported: {_FOREIGN_DRAFT_TENSORS[part]}"
                     )
-        return checkpoint
+        return files
 
     def names(self) -> tuple[str, ...]:
         """All names, wrapper prefixes stripped, sorted."""
@@ -127,7 +127,7 @@ class Checkpoint:
         """Names that nobody has asked for so far, sorted: worth one log line after loading."""
         return tuple(sorted(self._stored.keys() - self._asked))
 
-    def weights_sha256(self) -> str:
+    def sha256(self) -> str:
         """Identifies the weights without reading all of them.
 
         Covers each file's size and header (names, dtypes, shapes, offsets) and the first 4096 bytes of every tensor,

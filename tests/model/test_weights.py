@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model import DEMO
-from model.checkpoint import Checkpoint
 from model.errors import ModelError
+from model.weights import WeightFiles
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -40,7 +40,7 @@ def two_shards(directory: Path) -> Path:
 
 def test_names_are_those_of_the_bare_text_model(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
-    assert Checkpoint.open(tmp_path).names() == (
+    assert WeightFiles.open(tmp_path).names() == (
         "embed_tokens.weight",
         "layers.0.mlp.up_proj.weight",
         "lm_head.weight",
@@ -51,7 +51,7 @@ def test_names_are_those_of_the_bare_text_model(tmp_path: Path) -> None:
 
 def test_tensors_are_bitwise_those_of_the_file_and_own_their_memory(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = WeightFiles.open(tmp_path)
     first = checkpoint.tensor("embed_tokens.weight", (8, 4))
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, tensors()["model.language_model.embed_tokens.weight"])
@@ -60,7 +60,7 @@ def test_tensors_are_bitwise_those_of_the_file_and_own_their_memory(tmp_path: Pa
 
 
 def test_shards_read_like_one_file(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(two_shards(tmp_path))
+    checkpoint = WeightFiles.open(two_shards(tmp_path))
     assert torch.equal(checkpoint.tensor("lm_head.weight", (8, 4)), tensors()["lm_head.weight"])
     assert torch.equal(
         checkpoint.tensor("layers.0.mlp.up_proj.weight", (6, 4)),
@@ -69,7 +69,7 @@ def test_shards_read_like_one_file(tmp_path: Path) -> None:
 
 
 def test_unused_names_what_nobody_asked_for(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(two_shards(tmp_path))
+    checkpoint = WeightFiles.open(two_shards(tmp_path))
     for name, shape in (("embed_tokens.weight", (8, 4)), ("lm_head.weight", (8, 4))):
         checkpoint.tensor(name, shape)
     assert checkpoint.unused() == ("layers.0.mlp.up_proj.weight", "mtp.norm.weight", "visual.blocks.0.norm1.weight")
@@ -78,7 +78,7 @@ def test_unused_names_what_nobody_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spelling", ["predecessor_codebook", "predecessor_codebook.weight"])
 def test_codebooks_are_found_in_both_spellings(tmp_path: Path, spelling: str) -> None:
     save_file({f"candidate_selector.{spelling}": torch.ones(8, 2)}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint.open_draft(tmp_path)
+    checkpoint = WeightFiles.open_draft(tmp_path)
     assert "candidate_selector.predecessor_codebook" in checkpoint
     assert checkpoint.tensor("candidate_selector.predecessor_codebook", (8, 2)).sum() == 16
     assert checkpoint.unused() == ()
@@ -86,7 +86,7 @@ def test_codebooks_are_found_in_both_spellings(tmp_path: Path, spelling: str) ->
 
 def test_missing_and_misshapen_tensors_are_named_with_file_and_shapes(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = WeightFiles.open(tmp_path)
     with pytest.raises(ModelError, match=r"tensor norm\.weight of shape \[4\] is missing"):
         checkpoint.tensor("norm.weight", (4,))
     with pytest.raises(ModelError, match=r"model\.safetensors: tensor lm_head\.weight has shape \[8, 4\].*\[8, 5\]"):
@@ -96,21 +96,21 @@ def test_missing_and_misshapen_tensors_are_named_with_file_and_shapes(tmp_path: 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (two_shards(tmp_path) / "b.safetensors").unlink()
     with pytest.raises(ModelError, match=r"shard b\.safetensors is missing"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])
 def test_an_index_cannot_point_outside_its_directory(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(ModelError, match="must lie beside the index"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 @pytest.mark.parametrize("index", ["{}", '{"weight_map": {}}', '{"weight_map": []}', "nonsense"])
 def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, 0.5, -1])
@@ -119,7 +119,7 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path: Path, keep: f
     length = int(len(content) * keep) if isinstance(keep, float) else len(content) - 1 if keep < 0 else keep
     (tmp_path / "model.safetensors").write_bytes(content[:length])
     with pytest.raises(ModelError, match="is truncated or corrupt"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 def test_garbage_in_the_header_is_refused(tmp_path: Path) -> None:
@@ -127,45 +127,45 @@ def test_garbage_in_the_header_is_refused(tmp_path: Path) -> None:
     content[8:40] = b"\xff" * 32
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="is truncated or corrupt"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 def test_no_weights_and_no_directory_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
     with pytest.raises(ModelError, match="does not exist"):
-        Checkpoint.open(tmp_path / "nowhere")
+        WeightFiles.open(tmp_path / "nowhere")
 
 
 def test_one_tensor_under_two_prefixes_is_ambiguous(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(4), "norm.weight": torch.zeros(4)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="is there twice"):
-        Checkpoint.open(tmp_path)
+        WeightFiles.open(tmp_path)
 
 
 def test_weights_of_another_number_format_are_refused(tmp_path: Path) -> None:
     save_file({"norm.weight": torch.ones(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"norm\.weight is I8"):
-        Checkpoint.open(tmp_path).tensor("norm.weight", (4,))
+        WeightFiles.open(tmp_path).tensor("norm.weight", (4,))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "d2t", "t2d", "model.embed_tokens.weight", "mask_embedding"])
 def test_draft_tensors_that_change_the_mathematics_are_refused_by_name(tmp_path: Path, name: str) -> None:
     save_file(load_file(DEMO / "dflash/model.safetensors") | {name: torch.ones(2)}, tmp_path / "model.safetensors")
-    Checkpoint.open(tmp_path)
+    WeightFiles.open(tmp_path)
     with pytest.raises(ModelError, match=f"tensor {name} is not supported"):
-        Checkpoint.open_draft(tmp_path)
+        WeightFiles.open_draft(tmp_path)
 
 
 def test_demo_drafters_open_as_drafters() -> None:
-    assert len(Checkpoint.open_draft(DEMO / "dflash").names()) == 36
-    assert len(Checkpoint.open_draft(DEMO / "dflash2").names()) == 51
+    assert len(WeightFiles.open_draft(DEMO / "dflash").names()) == 36
+    assert len(WeightFiles.open_draft(DEMO / "dflash2").names()) == 51
 
 
-def test_weights_sha256_tells_two_trainings_of_one_geometry_apart(tmp_path: Path) -> None:
+def test_sha256_tells_two_trainings_of_one_geometry_apart(tmp_path: Path) -> None:
     hashes = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         save_file(tensors(seed), tmp_path / name / "model.safetensors")
-        hashes.append(Checkpoint.open(tmp_path / name).weights_sha256())
+        hashes.append(WeightFiles.open(tmp_path / name).sha256())
     assert hashes[0] == hashes[1] != hashes[2]
