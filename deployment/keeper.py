@@ -91,6 +91,7 @@ class SessionKeeper:
                 if believed is None or believed.epoch != held.epoch:
                     believed = await self._cluster.locate(key)
                 if believed is not None and believed.epoch == held.epoch:
+                    await self._onto_device(held)
                     return held, "device"
                 # Somebody else became the owner, or deleted it, while we could not be reached.
                 await self.forget(held)
@@ -163,6 +164,18 @@ class SessionKeeper:
         if state is None:
             raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
         await self._import(session, state, "host")
+
+    async def _onto_device(self, session: Session) -> None:
+        """Brings a session back that the device had no room to keep. Without a copy its ledger is prefilled."""
+        if not self._service.was_evicted(session.engine_id) or not session.free:
+            return
+        state = await self._cluster.seal(session.key, session.epoch)
+        # A turn that began meanwhile must not have its state replaced under it.
+        if state is not None and session.free:
+            try:
+                await self._import(session, state, "host")
+            except RequestError as error:
+                log.warning("session %s is prefilled: %s", session.key, error)
 
     async def give(self, key: SessionKey, placement: Placement) -> HandedOver | NotHere | Refused:
         """Encodes a session for its next owner, and takes no turn for it until that one has spoken or given up."""

@@ -30,6 +30,7 @@ from deployment.engine.messages import (
     Drop,
     Dropped,
     Event,
+    Evicted,
     Export,
     Facts,
     Failed,
@@ -67,7 +68,7 @@ class Engine:
         self._emit = emit
         self.memory = state_memory(models, options)
         self._executor = Executor(models, self.memory, options.lanes)
-        self._sessions = SessionTable(self.memory)
+        self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, self.memory, self._sessions)
         self._queue: deque[Submit] = deque()
         self._lanes: list[Lane] = []

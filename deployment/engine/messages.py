@@ -137,6 +137,13 @@ class Captured:
 
 
 @dataclass(frozen=True)
+class Evicted:
+    """The device had to let go of all that it held of a session. It belongs to no turn or call."""
+
+    session: str
+
+
+@dataclass(frozen=True)
 class Tokens:
     """One committed round: `token_ids` are published; `start` is the ledger position of the first.
 
@@ -209,4 +216,4 @@ class Facts:
     facts: dict[str, Any]
 
 
-Event = Started | Captured | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+Event = Started | Captured | Evicted | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts

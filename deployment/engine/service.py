@@ -17,7 +17,18 @@ from deployment.engine import errors
 from deployment.engine.engine import Engine
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import Cancel, Command, Event, Failed, Finished, Submit
+from deployment.engine.messages import (
+    Cancel,
+    Captured,
+    Command,
+    Dropped,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    Imported,
+    Submit,
+)
 from deployment.engine.options import EngineOptions
 
 logger = logging.getLogger(__name__)
@@ -37,6 +48,7 @@ class EngineService:
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._lock = threading.Lock()
         self._left: set[str] = set()
+        self._evicted: set[str] = set()
         self._fault: BaseException | None = None
         self._ended = False
         self._engine = Engine(models, options, self._deliver)
@@ -52,6 +64,10 @@ class EngineService:
     def alive(self) -> bool:
         """False once the engine's thread has ended, by `close` or by a fault."""
         return not self._ended
+
+    def was_evicted(self, session: str) -> bool:
+        """Whether the device has let go of what it held of a session, and was given nothing since."""
+        return session in self._evicted
 
     async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
@@ -112,6 +128,11 @@ class EngineService:
                 self._listeners.pop(ref, None)
 
     def _deliver(self, event: Event) -> None:
+        if isinstance(event, Evicted):
+            self._evicted.add(event.session)
+            return
+        if isinstance(event, Captured | Imported | Dropped):
+            self._evicted.discard(event.session)
         ref = event.ref if isinstance(event, Failed) else getattr(event, "turn", None) or getattr(event, "call", "")
         with self._lock:
             if ref in self._left:

@@ -32,8 +32,10 @@ class HeldSession:
 class SessionTable:
     """Sessions by key, least recently used first. Owns the checkpoints that it holds."""
 
-    def __init__(self, memory: StateMemory) -> None:
+    def __init__(self, memory: StateMemory, on_evicted: Callable[[str], None]) -> None:
+        """`on_evicted` is told the name of a session whose last checkpoint was evicted."""
         self._memory = memory
+        self._on_evicted = on_evicted
         self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
 
     def __len__(self) -> int:
@@ -100,6 +102,7 @@ class SessionTable:
                 self._release(held, held.checkpoints[0])
                 if not held.checkpoints:
                     del self._sessions[session]
+                    self._on_evicted(session)
                 return True
         return False
 

@@ -29,6 +29,14 @@ class FakeService:
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
         self.broken = False
+        self.evicted: set[str] = set()
+
+    def evict(self, session: str) -> None:
+        del self.held[session]
+        self.evicted.add(session)
+
+    def was_evicted(self, session: str) -> bool:
+        return session in self.evicted
 
     async def call(self, command: Command) -> Event:
         match command:
@@ -42,6 +50,7 @@ class FakeService:
                 if self.broken:
                     raise EngineError(BAD_STATE, "planes disagree")
                 self.held[command.session] = command.blobs[-1]
+                self.evicted.discard(command.session)
                 record = msgpack.unpackb(command.blobs[-1])
                 return Imported(command.call, command.session, (record["frontier"],), record)
             case Drop():
@@ -275,6 +284,34 @@ def test_session_that_the_device_did_not_keep_comes_back_from_the_host_store():
         with pytest.raises(RequestError) as caught:
             await world.keeper["a"].bring_back(session)
         assert caught.value.refused.status == 503
+
+    run(steps())
+
+
+def test_evicted_session_is_brought_back_for_its_next_turn_but_not_under_a_running_one():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        service = world.service["a"]
+        service.evict(session.engine_id)
+        session.running = object()  # pyright: ignore[reportAttributeAccessIssue]
+        await world.get("a")
+        assert service.held == {}
+        session.running = None
+        assert await world.get("a") == (session, "device")
+        assert session.engine_id in service.held and not service.evicted
+
+    run(steps())
+
+
+def test_evicted_session_without_a_copy_keeps_its_ledger_and_is_prefilled():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        world.service["a"].evict(session.engine_id)
+        world.cluster.store = HostStore(1 << 20, lambda blob: None)
+        again, _ = await world.get("a")
+        assert again is session and again.ledger == (1, 2, 3) and world.service["a"].held == {}
 
     run(steps())
 

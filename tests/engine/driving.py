@@ -10,7 +10,18 @@ from typing import Any
 
 from deployment.engine.engine import Engine
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import Captured, Command, Event, Failed, Finished, Sampling, Started, Submit, Tokens
+from deployment.engine.messages import (
+    Captured,
+    Command,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    Sampling,
+    Started,
+    Submit,
+    Tokens,
+)
 from deployment.engine.options import EngineOptions
 from model import DEMO
 
@@ -73,7 +84,7 @@ class Driver:
         """The one answer of a command that has one."""
         before = len(self.events)
         self.engine.execute(command)
-        (answer,) = self.events[before:]
+        (answer,) = [event for event in self.events[before:] if not isinstance(event, Evicted)]
         return answer
 
     def of(self, turn: str) -> list[Event]:

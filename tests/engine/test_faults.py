@@ -11,6 +11,7 @@ from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import (
     Drop,
+    Evicted,
     Export,
     Exported,
     Facts,
@@ -70,6 +71,12 @@ def test_the_session_used_longest_ago_makes_room_and_the_others_keep_theirs():
     driver.run((290, *SHORT), session="d", max_tokens=80, ignore_eos=True)  # 2 pages to run
     held = {name: len(driver.engine._sessions.checkpoints(name)) for name in "abcd"}
     assert held["a"] == 0 and held["c"] == held["d"] == 1
+
+
+def test_the_engine_says_which_session_it_let_go():
+    driver = holding("a", "b", "c", lanes=1, images=6, pages=4)
+    driver.run((290, *SHORT), session="d", max_tokens=80, ignore_eos=True)
+    assert [event.session for event in driver.events if isinstance(event, Evicted)] == ["a"]
 
 
 def test_a_session_larger_than_what_is_left_gives_up_its_own_state_rather_than_the_turn():
