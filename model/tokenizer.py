@@ -55,7 +55,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"the text holds a lone surrogate at character {error.start}") from None
-        return self._inner.encode(text, add_special_tokens=False).ids
+        # the batch form lets go of the interpreter's lock, so that a long text does not stop other threads
+        return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD. Unknown ids give nothing."""

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from deployment.engine.loading import stretched
 from kernels.moe import route
 from model.config import load_target_config
 from model.target import Columns, Target, TargetState
@@ -274,6 +275,25 @@ def save_as_multimodal(theirs: Any, directory: Path) -> None:
 def test_published_multimodal_layout_loads_as_a_text_model(moe, tied):
     geometry = one_geometry(moe) | {"tie_word_embeddings": tied}
     check(geometry, save_as_multimodal)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
+def test_a_stretched_target_equals_transformers_with_yarn_in_its_config(factor):
+    """The start-up option on a plain config, against a config that asks for the same YaRN."""
+    plain = one_geometry(moe=False) | {"max_position_embeddings": 32}
+    rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 32}
+    theirs = build(plain | {"rope_parameters": plain["rope_parameters"] | rope})
+    ids = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(5))
+    logits, _ = residuals_and_logits(theirs, ids)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        build(plain).save_pretrained(directory)
+        config = stretched(load_target_config(directory), factor)
+        ours = Target.load(WeightFiles.open(directory), config, VOCABULARY, torch.device("cpu"), torch.float32)
+        theirs.save_pretrained(directory)
+        assert load_target_config(directory).rotary == config.rotary
+    assert config.max_positions == 32 * factor
+    assert distance(Runner(ours).chunks(ids, [TOKENS])[0], logits) < 1e-4
 
 
 def test_parts_that_a_text_model_does_not_have_are_left_unused_and_nothing_else():
