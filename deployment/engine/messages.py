@@ -19,16 +19,29 @@ CheckpointKind = Literal["turn_start", "turn_end", "explicit"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `temperature <= 0` is greedy; `top_k = 0` keeps all; `top_p = 1` keeps all.
+    """How the next token is chosen; the defaults change nothing. Order of the controls: decision 12.
 
-    `seed` is 64 bits, unsigned. `sub` separates the choices of one request (decision 13).
+    `logit_bias`: (token id, added to its logit). `repetition_penalty` counts the prompt and the answer, `presence_` and
+    `frequency_penalty` the answer. `min_tokens`: end tokens and stop ids are forbidden until that many are published.
+    `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed` is 64 bits,
+    unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
+    target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
+    alternatives are told beside each published token (0 to 20), of the raw target distribution.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
     seed: int = 0
     sub: int = 0
+    reproducible: bool = False
+    logprobs: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -144,16 +157,27 @@ class Evicted:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a published token, and the best alternatives as (token id, log-probability), best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Tokens:
     """One committed round: `token_ids` are published; `start` is the ledger position of the first.
 
-    `accepted` is the number of accepted drafts of the round; None for the token that the prefill drew.
+    `accepted` is the number of accepted drafts of the round; None for the token that the prefill drew. `logprobs` has
+    one entry a published id where they were asked for, else it is empty.
     """
 
     turn: str
     start: int
     token_ids: tuple[int, ...]
     accepted: int | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
