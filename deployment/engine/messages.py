@@ -23,7 +23,7 @@ class Sampling:
 
     `logit_bias`: (token id, added to its logit). `repetition_penalty` counts the prompt and the answer, `presence_` and
     `frequency_penalty` the answer. `min_tokens`: end tokens and stop ids are forbidden until that many are published.
-    `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed` is 64 bits,
+    `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
     alternatives are told beside each published token (0 to 20), of the raw target distribution.
