@@ -41,6 +41,7 @@ from deployment.engine.messages import (
     Inspect,
     Started,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 from deployment.engine.options import EngineOptions
@@ -278,9 +279,9 @@ class Engine:
             self._capture(lane, "turn_start")
         if lane.prefilling:
             return
-        token = self._executor.first_token(lane)
+        token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
-        self._publish(lane, preview(lane, (token,)), None)
+        self._publish(lane, preview(lane, (token,)), None, logprobs)
 
     # ------------------------------------------------------------------------------------------------ decode
 
@@ -288,18 +289,19 @@ class Engine:
         done = self._executor.run(lanes)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
-        for lane, outcome, accepted in zip(lanes, previews, done.accepted, strict=True):
+        for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
             lane.rounds.append(accepted)
-            self._guarded([lane], partial(self._publish, lane, outcome, accepted))
+            self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
 
-    def _publish(self, lane: Lane, outcome: Preview, accepted: int | None) -> None:
+    def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
         start = len(lane.ledger)
         lane.ledger.extend(outcome.kept)
         lane.published.extend(outcome.published)
         lane.finish_reason, lane.stop_id = outcome.finish_reason, outcome.stop_id
         if outcome.published:
-            self._emit(Tokens(lane.submit.turn, start, outcome.published, accepted))
+            told = logprobs[: len(outcome.published)]
+            self._emit(Tokens(lane.submit.turn, start, outcome.published, accepted, told))
         if lane.finish_reason is not None:
             self._finish(lane)
 
