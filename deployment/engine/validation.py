@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Submit
+from deployment.engine.messages import Priority, Submit
 
 
 def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
@@ -35,6 +37,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
             f"stable_boundary is {submit.stable_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
             "stable_boundary",
         )
+    _check_waiting(submit)
     _check_sampling(submit)
 
 
@@ -51,3 +54,12 @@ def _check_sampling(submit: Submit) -> None:
         raise EngineError(errors.INVALID_REQUEST, f"sub is {sampling.sub}, must be in [0, 2^32)", "sub")
     if not 0 <= sampling.seed < 1 << 64:
         raise EngineError(errors.INVALID_REQUEST, f"seed is {sampling.seed}, must be in [0, 2^64)", "seed")
+
+
+def _check_waiting(submit: Submit) -> None:
+    if submit.priority not in get_args(Priority):
+        message = f"priority is {submit.priority!r}, must be {' or '.join(get_args(Priority))}"
+        raise EngineError(errors.INVALID_REQUEST, message, "priority")
+    if submit.queue_seconds is not None and not 0.0 <= submit.queue_seconds < float("inf"):
+        message = f"queue_seconds is {submit.queue_seconds}, must be a finite number of at least 0"
+        raise EngineError(errors.INVALID_REQUEST, message, "queue_seconds")
