@@ -4,6 +4,7 @@ turn's stream is that of the turn alone, and every book balances after every ste
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -97,8 +98,11 @@ class World:
                 break
             self.step()
         assert self.engine.idle, "the engine does not come to an end"
+        by_turn: dict[str | None, list[Event]] = defaultdict(list)
+        for event in self.events:
+            by_turn[getattr(event, "turn", getattr(event, "ref", None))].append(event)
         for turn, submit in self.submits.items():
-            self.check_turn(submit, [e for e in self.events if getattr(e, "turn", getattr(e, "ref", None)) == turn])
+            self.check_turn(submit, by_turn[turn])
         assert not self.engine._scheduler._served, "a tenant that has gone is remembered"
 
     def check_turn(self, submit: Submit, events: list[Event]) -> None:
@@ -152,16 +156,20 @@ class Machine(RuleBasedStateMachine):
     def begin(self, lanes: int, images: int, pages: int) -> None:
         self.world = World(lanes=lanes, images=images, pages=pages)
 
-    @rule(fields=turns())
-    def submit(self, fields: dict) -> None:
-        self.world.submit(**fields)
+    @rule(arrivals=st.lists(turns(), min_size=1, max_size=4), steps=st.integers(0, 3))
+    def arrive(self, arrivals: list[dict], steps: int) -> None:
+        for fields in arrivals:
+            self.world.submit(**fields)
+        self.world.step(steps)
 
     @rule(index=st.integers(0, 40))
     def cancel(self, index: int) -> None:
         self.world.cancel(index)
 
-    @rule(index=st.integers(0, 4))
-    def preempt(self, index: int) -> None:
+    @rule(index=st.integers(0, 4), fields=turns(), steps=st.integers(1, 6))
+    def preempt(self, index: int, fields: dict, steps: int) -> None:
+        self.world.submit(**fields)
+        self.world.step(steps)
         self.world.preempt(index)
 
     @rule(count=st.integers(1, 12))
@@ -199,7 +207,7 @@ def random_days(seed: int, steps: int) -> World:
     rng = random.Random(seed)
     world = World(lanes=4, images=4, pages=14)
     while world.steps_done < steps:
-        for _ in range(rng.choice([0, 0, 1, 4])):
+        for _ in range(rng.choice([0, 0, 1, 3, 6])):
             length = rng.randrange(1, 180)
             world.submit(
                 prompt_ids=prompt(rng.randrange(3), length),
@@ -222,7 +230,7 @@ def random_days(seed: int, steps: int) -> World:
 
 
 def test_whatever_arrives_is_cancelled_or_preempted_every_stream_is_that_of_the_turn_alone():
-    run_machine(examples=40, steps=30)
+    run_machine(examples=60, steps=30)
 
 
 def test_ten_thousand_steps_lose_no_page_image_or_lane_and_every_turn_ends_as_it_would_alone():
