@@ -16,6 +16,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 CheckpointKind = Literal["turn_start", "turn_end", "explicit"]
 
+Priority = Literal["interactive", "background"]
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -56,6 +58,10 @@ class Submit:
     the turn ends, at whatever was committed by then. `stop_ids`, and the model's end tokens unless `ignore_eos`, end
     the turn: such an id is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to
     the context limit. `drafting = False` decodes without proposals even if the engine has a drafter.
+
+    `tenant`: whose turn it is; limits and fairness are between tenants. `priority`: background turns wait for
+    interactive ones, and give their lanes up first. `queue_seconds`: how long the turn may wait for its first lane
+    (None: the engine's option); then it fails with `queue_timeout`.
     """
 
     turn: str
@@ -67,11 +73,22 @@ class Submit:
     session: str | None = None
     stable_boundary: int = 0
     drafting: bool = True
+    tenant: str = ""
+    priority: Priority = "interactive"
+    queue_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Cancel:
     """Ends a turn at its next commit boundary; committed tokens stay. Unknown turns are ignored."""
+
+    turn: str
+
+
+@dataclass(frozen=True)
+class Preempt:
+    """Takes a running turn's lane away at its commit boundary. The turn waits for another one and goes on there as if
+    nothing had happened. Turns that do not run are left as they are."""
 
     turn: str
 
@@ -124,7 +141,7 @@ class Inspect:
     call: str
 
 
-Command = Submit | Cancel | Export | Import | Fork | Drop | Inspect
+Command = Submit | Cancel | Preempt | Export | Import | Fork | Drop | Inspect
 
 # ------------------------------------------------------------------------------------------------ events
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Sampling, Submit
+from deployment.engine.messages import Priority, Sampling, Submit
 
 
 def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
@@ -35,6 +37,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
             f"stable_boundary is {submit.stable_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
             "stable_boundary",
         )
+    _check_waiting(submit)
     _check_sampling(submit.sampling)
     _check_penalties(submit.sampling, public_rows)
 
@@ -76,3 +79,10 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= min(20, public_rows):
         message = f"logprobs is {sampling.logprobs}, must be 0 to 20"
         raise EngineError(errors.INVALID_REQUEST, message, "logprobs")
+def _check_waiting(submit: Submit) -> None:
+    if submit.priority not in get_args(Priority):
+        message = f"priority is {submit.priority!r}, must be {' or '.join(get_args(Priority))}"
+        raise EngineError(errors.INVALID_REQUEST, message, "priority")
+    if submit.queue_seconds is not None and not 0.0 <= submit.queue_seconds < float("inf"):
+        message = f"queue_seconds is {submit.queue_seconds}, must be a finite number of at least 0"
+        raise EngineError(errors.INVALID_REQUEST, message, "queue_seconds")
