@@ -79,6 +79,8 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= min(20, public_rows):
         message = f"logprobs is {sampling.logprobs}, must be 0 to 20"
         raise EngineError(errors.INVALID_REQUEST, message, "logprobs")
+
+
 def _check_waiting(submit: Submit) -> None:
     if submit.priority not in get_args(Priority):
         message = f"priority is {submit.priority!r}, must be {' or '.join(get_args(Priority))}"

@@ -14,7 +14,7 @@ import torch
 
 from deployment.engine.engine import Engine
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Event, Submit
+from deployment.engine.messages import Event, Submit, TokenLogprob
 from deployment.engine.options import EngineOptions
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.memory import UNSETTLED, StateMemory
@@ -101,18 +101,17 @@ class HashExecutor:
         self._write(self._memory.draft, lane.memory.draft_pages, end - len(tokens), tokens)
         lane.memory.context_frontier = end
 
-    def first_token(self, lane: Lane) -> int:
-        return drawn(lane.submit, self._state(lane), 0)
+    def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
+        return drawn(lane.submit, self._state(lane), 0), ()
 
     def run(self, lanes: Sequence[Lane]) -> Any:
         self.catch_up(lanes)
         rows = [lane.row for lane in lanes]
         assert len(set(rows)) == len(rows), "two lanes have one row"
-        licensed = [
-            tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes
-        ]
+        licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
-        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted)
+        told = ((),) * len(lanes)
+        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=told)
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):
