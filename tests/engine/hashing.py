@@ -108,9 +108,7 @@ class HashExecutor:
         self.catch_up(lanes)
         rows = [lane.row for lane in lanes]
         assert len(set(rows)) == len(rows), "two lanes have one row"
-        licensed = [
-            tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes
-        ]
+        licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
         return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted)
 
