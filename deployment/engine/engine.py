@@ -205,16 +205,15 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         """Lanes for turns that fit; the lanes of others for one that has waited too long."""
-        for late in self._scheduler.expired(now):
-            seconds = now - late.waits_since
-            message = f"the turn waited {seconds:.1f} s for a lane, longer than it may (queue_seconds)"
-            self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
         self._scheduler.admit(now, self._take)
         victims = self._scheduler.victims(now)
         for victim in victims:
             self._preempt(victim.turn)
         if victims:
             self._scheduler.admit(now, self._take)
+        for late in self._scheduler.expired(now):
+            message = f"the turn waited {now - late.waits_since:.1f} s, no lane was free in its time (queue_seconds)"
+            self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
