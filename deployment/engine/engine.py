@@ -44,9 +44,11 @@ from deployment.engine.messages import (
     Tokens,
 )
 from deployment.engine.options import EngineOptions
-from deployment.engine.publication import Preview, preview
+from deployment.engine.publication import Preview, preview, publish, told
 from deployment.engine.round import Executor
 from deployment.engine.sessions import SessionTable
+from deployment.engine.stop_strings import StopStrings
+from deployment.engine.thinking import ThinkingLimit
 from deployment.engine.validation import check_submit
 from model.errors import ModelError
 from state.errors import CapacityError, CoverageError, StateError
@@ -243,6 +245,18 @@ class Engine:
             admitted_at=time.monotonic(),
             session=submit.session,
             boundary=submit.stable_boundary if submit.session else 0,
+            stop_strings=self._stop_strings(submit),
+            thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
+        )
+
+    def _stop_strings(self, submit: Submit) -> StopStrings | None:
+        if not submit.stop_strings:
+            return None
+        return StopStrings(
+            submit.stop_strings,
+            self.models.tokenizer.bytes_of,
+            include=submit.include_stop_string,
+            min_tokens=submit.sampling.min_tokens,
         )
 
     @property
@@ -294,17 +308,17 @@ class Engine:
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
-        start = len(lane.ledger)
-        lane.ledger.extend(outcome.kept)
-        lane.published.extend(outcome.published)
-        lane.finish_reason, lane.stop_id = outcome.finish_reason, outcome.stop_id
-        if outcome.published:
-            self._emit(Tokens(lane.submit.turn, start, outcome.published, accepted))
+        self._tell(publish(lane, outcome, accepted))
         if lane.finish_reason is not None:
             self._finish(lane)
 
+    def _tell(self, tokens: Tokens | None) -> None:
+        if tokens is not None:
+            self._emit(tokens)
+
     def _finish(self, lane: Lane) -> None:
-        """Captures the turn's end, frees the lane, and says how the turn ended."""
+        """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
+        self._tell(told(lane, len(lane.published), None))
         self._capture(lane, "turn_end")
         finished = Finished(
             turn=lane.submit.turn,
@@ -316,6 +330,9 @@ class Engine:
             rounds=tuple(lane.rounds),
             acceptance_length=lane.acceptance_length,
             seconds=time.monotonic() - lane.admitted_at,
+            stop_string=lane.stop_match.string if lane.stop_match else None,
+            text_cut=lane.stop_match.text_cut if lane.stop_match else 0,
+            hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
         )
         self._end(lane, finished)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployment.engine.messages import FinishReason, Hit, Submit
+from deployment.engine.messages import FinishReason, Hit, Submit, TokenLogprob
+from deployment.engine.stop_strings import StopMatch, StopStrings
+from deployment.engine.thinking import ThinkingLimit
 from state.memory import SequenceMemory
 
 
@@ -13,7 +15,8 @@ class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
-    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out."""
+    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `published`:
+    the answer's ids, of which the client knows the first `told`; the others may belong to a stop string."""
 
     submit: Submit
     row: int
@@ -32,6 +35,11 @@ class Lane:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     ended: bool = False
+    stop_strings: StopStrings | None = None
+    stop_match: StopMatch | None = None
+    thinking: ThinkingLimit | None = None
+    told: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Submit
+from deployment.engine.messages import Submit, ThinkingBudget
+
+MAX_STOP_CHARACTERS = 1024
+"""Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""
 
 
 def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
@@ -36,6 +39,9 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
             "stable_boundary",
         )
     _check_sampling(submit)
+    _check_stop_strings(submit.stop_strings)
+    if submit.thinking is not None:
+        _check_thinking(submit.thinking, public_rows)
 
 
 def _check_sampling(submit: Submit) -> None:
@@ -51,3 +57,24 @@ def _check_sampling(submit: Submit) -> None:
         raise EngineError(errors.INVALID_REQUEST, f"sub is {sampling.sub}, must be in [0, 2^32)", "sub")
     if not 0 <= sampling.seed < 1 << 64:
         raise EngineError(errors.INVALID_REQUEST, f"seed is {sampling.seed}, must be in [0, 2^64)", "seed")
+
+
+def _check_stop_strings(strings: tuple[str, ...]) -> None:
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            message = f"stop: a string has {len(string)} characters, must have 1 to {MAX_STOP_CHARACTERS}"
+            raise EngineError(errors.INVALID_REQUEST, message, "stop")
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            message = f"stop: a string holds a lone surrogate at character {error.start}, which is no text"
+            raise EngineError(errors.INVALID_REQUEST, message, "stop") from None
+
+
+def _check_thinking(thinking: ThinkingBudget, public_rows: int) -> None:
+    if thinking.tokens < 0:
+        message = f"thinking_budget is {thinking.tokens}, must be at least 0"
+        raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
+    if not thinking.close or not all(0 <= token < public_rows for token in thinking.close):
+        message = f"thinking_budget: the closing ids are {list(thinking.close)}, must be ids of [0, {public_rows})"
+        raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
