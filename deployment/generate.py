@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Result:
     """What `--json` prints. `rounds` lists accepted drafts round by round; `acceptance_length` is published tokens
-    after the first, divided by rounds; `seconds` covers prefill and decoding, `tokens_per_second` decoding only."""
+    after the first, divided by rounds; `seconds` covers prefill and decoding, `tokens_per_second` decoding only.
+    `logprobs`: an entry a token, with the alternatives in `top`, best first; null unless asked for."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -35,6 +36,7 @@ class Result:
     seed: int
     seconds: float
     tokens_per_second: float
+    logprobs: list[dict[str, Any]] | None = None
 
 
 def generate(
@@ -55,6 +57,16 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of this mass; 1 keeps all.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens of this share of the best one's probability.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of prompt and answer; 1 is none.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Off the logits of tokens that were generated.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, times their number.")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID:VALUE, added to a logit; repeatable.")] = None,
+    min_tokens: Annotated[int, typer.Option(help="No end token before that many.")] = 0,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="A seed's tokens depend on the target alone, also with DFlash2.")
+    ] = False,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and this many others.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     context: Annotated[int | None, typer.Option(help="Limit of prompt and answer; default: the model's.")] = None,
@@ -93,7 +105,20 @@ def generate(
         submit = Submit(
             turn="generate",
             prompt_ids=ids,
-            sampling=Sampling(temperature, top_k, top_p, secrets.randbits(64) if seed is None else seed),
+            sampling=Sampling(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                logit_bias=tuple(_bias(entry) for entry in logit_bias or ()),
+                min_tokens=min_tokens,
+                seed=secrets.randbits(64) if seed is None else seed,
+                reproducible=reproducible,
+                logprobs=logprobs,
+            ),
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
         )
@@ -121,6 +146,7 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
     events: list[Event] = []
     engine = Engine(models, options, events.append)
     detokenizer = Detokenizer(models.tokenizer)
+    told: list[dict[str, Any]] = []
     begun = decoding = time.monotonic()
     engine.execute(submit)
     while events or engine.step():
@@ -130,8 +156,10 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
                     raise ValueError(event.message)
                 case Started():
                     decoding = time.monotonic()
-                case Tokens() if stream:
-                    print(detokenizer.push(event.token_ids), end="", flush=True)
+                case Tokens():
+                    told.extend(asdict(entry) for entry in event.logprobs)
+                    if stream:
+                        print(detokenizer.push(event.token_ids), end="", flush=True)
                 case Finished():
                     if stream:
                         print(detokenizer.flush())
@@ -148,6 +176,7 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
                         seconds=now - begun,
                         # the first token comes with the prefill
                         tokens_per_second=max(0, len(event.token_ids) - 1) / max(now - decoding, 1e-9),
+                        logprobs=None if submit.sampling.logprobs is None else told,
                     )
                 case _:
                     pass
@@ -166,3 +195,11 @@ def _encode(models: Models, prompt: str | None, prompt_ids: str | None, chat: st
             raise ValueError("--chat is empty, must be a message")
         prompt = models.chat_template.render([{"role": "user", "content": chat}], add_generation_prompt=True)
     return tuple(models.tokenizer.encode(prompt or ""))
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token, _, added = entry.partition(":")
+    try:
+        return int(token), float(added)
+    except ValueError:
+        raise ValueError(f"--logit-bias is {entry!r}, must be a token id and a value as in 290:-5") from None

@@ -124,6 +124,13 @@ def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: 
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         drafting=body.drafting,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple((int(token), added) for token, added in (body.logit_bias or {}).items()),
+        min_tokens=body.min_tokens or 0,
+        reproducible=body.reproducible,
         enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
     )
 

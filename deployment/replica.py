@@ -209,6 +209,13 @@ class EngineReplica:
             top_p=defaults.top_p if request.top_p is None else request.top_p,
             # A negative seed names the same 64 bits as its two's complement.
             seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
+            min_tokens=request.min_tokens,
+            reproducible=request.reproducible,
         )
         submit = Submit(
             turn=request.turn,

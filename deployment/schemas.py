@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from deployment.errors import RequestError, invalid
 
 HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                      "parallel_tool_calls", "prompt_cache_retention"})  # fmt: skip
+                      "parallel_tool_calls", "prompt_cache_retention", "return_meta_info"})  # fmt: skip
 """Fields of the OpenAI interface that do not change the text."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -25,12 +25,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "stop": ([], ""),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -80,6 +74,7 @@ class TemplateOptions(BaseModel):
 
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
+Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
 class TurnBody(BaseModel):
@@ -95,6 +90,13 @@ class TurnBody(BaseModel):
     top_p: float | None = Field(default=None, strict=True, gt=0, le=1)
     top_k: int | None = Field(default=None, strict=True, ge=-1)
     seed: int | None = Field(default=None, strict=True, ge=-(2**63), lt=2**64)
+    min_p: float | None = Field(default=None, strict=True, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, strict=True, gt=0, le=100)
+    presence_penalty: float | None = Field(default=None, strict=True, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, strict=True, ge=-2, le=2)
+    logit_bias: dict[str, Bias] | None = None
+    min_tokens: int | None = Field(default=None, strict=True, ge=0)
+    reproducible: StrictBool = False
     max_tokens: int | None = Field(default=None, strict=True, ge=1)
     max_completion_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
@@ -115,6 +117,14 @@ class TurnBody(BaseModel):
         if temperature is not None and not math.isfinite(temperature):
             raise ValueError("must be a finite number")
         return temperature
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token in bias or {}:
+            if not token.isascii() or not token.isdigit():
+                raise ValueError(f"keys must be token ids, got {token!r}")
+        return bias
 
     @property
     def token_budget(self) -> int | None:

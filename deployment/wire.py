@@ -42,6 +42,13 @@ class TurnRequest:
     ignore_eos: bool = False
     drafting: bool = True
     enable_thinking: bool | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    reproducible: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Column i of the target predicts the token at F + i + 1; draft d_(i+1) is checked against it. P = extent[b] drafts are
 checked. Licensed tokens are y = [d_1 .. d_A, correction or bonus], A + 1 of them.
 
-    one-hot q (no drafter, DFlash, greedy rows)
+    one-hot q (no drafter, DFlash, greedy rows, and DFlash2 rows that are `reproducible`)
         y_i = the target's choice under position F + i: argmax, or the `target` race over p_i
         A   = length of the prefix with d_(i+1) == y_i, so that output never depends on what was proposed
     retained q (DFlash2 at T > 0)
@@ -26,13 +26,29 @@ from kernels.sampling import processed_distribution
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Per-row controls, one entry a row: `temperature`, `top_p` FP32 [B]; `top_k`, `seeds`, `sub` int64 [B]."""
+    """Per-row controls, one entry a row: `temperature`, `top_p` FP32 [B]; `top_k`, `seeds`, `sub` int64 [B]; `min_p`
+    FP32 [B]; `reproducible` bool [B]: q is treated as one-hot, since the draft was drawn with the target's own noise.
+    None for one of the last two: no row has it."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     seeds: torch.Tensor
     sub: torch.Tensor
+    min_p: torch.Tensor | None = None
+    reproducible: torch.Tensor | None = None
+
+    def rows(self, selected: torch.Tensor) -> RowSampling:
+        """The rows selected by bool [B]."""
+        return RowSampling(
+            self.temperature[selected],
+            self.top_k[selected],
+            self.top_p[selected],
+            self.seeds[selected],
+            self.sub[selected],
+            None if self.min_p is None else self.min_p[selected],
+            None if self.reproducible is None else self.reproducible[selected],
+        )
 
 
 @dataclass(frozen=True)
@@ -88,11 +104,13 @@ def accept(
     retained = torch.zeros_like(sampling.temperature, dtype=torch.bool)
     if proposal.law is not None:
         retained = sampling.temperature > 0
+        if sampling.reproducible is not None:
+            retained = retained & ~sampling.reproducible
     licensed = torch.zeros_like(positions)
     accepted = torch.zeros_like(extent)
     if not bool(retained.all()):
         rows = ~retained
-        chosen = choose(logits[rows], positions[rows], _rows(sampling, rows))
+        chosen = choose(logits[rows], positions[rows], sampling.rows(rows))
         licensed[rows] = chosen
         accepted[rows] = _prefix(chosen[:, : width - 1] == proposal.drafts[rows, : width - 1], extent[rows])
     if bool(retained.any()):
@@ -146,6 +164,7 @@ def _processed(logits: torch.Tensor, sampling: RowSampling, rows: torch.Tensor) 
         sampling.temperature[rows].repeat_interleave(width),
         sampling.top_k[rows].repeat_interleave(width),
         sampling.top_p[rows].repeat_interleave(width),
+        None if sampling.min_p is None else sampling.min_p[rows].repeat_interleave(width),
     )
     return p.view(-1, width, vocabulary)
 
@@ -154,9 +173,3 @@ def _prefix(agrees: torch.Tensor, extent: torch.Tensor) -> torch.Tensor:
     """Length of each row's leading run of True within its extent: bool [B, K], int64 [B] -> int64 [B]."""
     column = torch.arange(agrees.shape[1], device=agrees.device)
     return (agrees & (column < extent[:, None])).to(torch.int64).cumprod(-1).sum(-1)
-
-
-def _rows(sampling: RowSampling, rows: torch.Tensor) -> RowSampling:
-    return RowSampling(
-        sampling.temperature[rows], sampling.top_k[rows], sampling.top_p[rows], sampling.seeds[rows], sampling.sub[rows]
-    )

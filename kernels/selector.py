@@ -4,6 +4,8 @@
     T <= 0: j_i = lowest rank of the maximum, q_i = one-hot
     T >  0: q_i = softmax(E_i / T), j_i drawn from q_i by inverse CDF with the `proposal` uniform under position F + i
     d_(i+1) = C_i[j_i]
+    reproducible rows draw j_i by the race over q_i with the `target` noise under F + i: the same that decides over p_i,
+    so that a draft is right wherever q and p agree, and nothing but p decides what is generated
 
 It is a walk that conditions on the token actually picked, not a search for the best path. q is FP32 and is exactly the
 distribution that acceptance needs. No other sampling control applies.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.randomness import PROPOSAL, uniform
+from kernels.randomness import PROPOSAL, TARGET, exponential, uniform
 
 
 def select_path(
@@ -29,9 +31,11 @@ def select_path(
     temperature: torch.Tensor,
     seeds: torch.Tensor,
     sub: torch.Tensor,
+    reproducible: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`candidates` int64 [B, K, C], `unary` FP32 [B, K, C], projected `hidden` [B, K, R], codebooks [V, R], `anchors`,
-    `frontier`, `seeds`, `sub` int64 [B], `temperature` FP32 [B] -> drafts int64 [B, K], q FP32 [B, K, C]."""
+    `frontier`, `seeds`, `sub` int64 [B], `temperature` FP32 [B], `reproducible` bool [B] -> drafts int64 [B, K], q FP32
+    [B, K, C]."""
     greedy = temperature <= 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
     columns = torch.arange(candidates.shape[1], device=candidates.device)
@@ -47,6 +51,10 @@ def select_path(
         best = torch.nn.functional.one_hot(edges.argmax(-1), edges.shape[-1]).to(law.dtype)
         law = torch.where(greedy[:, None], best, law)
         rank = draw_rank(law, u[:, i])
+        if reproducible is not None:
+            noise = exponential(seeds[:, None], (frontier + i)[:, None], TARGET, sub[:, None], candidates[:, i])
+            raced = torch.where(law > 0, noise / law, torch.inf).argmin(-1)
+            rank = torch.where(reproducible, raced, rank)
         previous = candidates[:, i].gather(-1, rank[:, None])[:, 0]
         drafts.append(previous)
         laws.append(law)

@@ -244,6 +244,7 @@ class Drafter:
             sampling.temperature,
             sampling.seeds,
             sampling.sub,
+            sampling.reproducible,
         )
         return Proposal(path, candidates.view(batch, drafts, -1), law)
 

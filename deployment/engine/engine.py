@@ -41,10 +41,11 @@ from deployment.engine.messages import (
     Inspect,
     Started,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 from deployment.engine.options import EngineOptions
-from deployment.engine.publication import Preview, preview, publish, told
+from deployment.engine.publication import Preview, preview, publish, tell
 from deployment.engine.round import Executor
 from deployment.engine.sessions import SessionTable
 from deployment.engine.stop_strings import StopStrings
@@ -292,9 +293,9 @@ class Engine:
             self._capture(lane, "turn_start")
         if lane.prefilling:
             return
-        token = self._executor.first_token(lane)
+        token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
-        self._publish(lane, preview(lane, (token,)), None)
+        self._publish(lane, preview(lane, (token,)), None, logprobs)
 
     # ------------------------------------------------------------------------------------------------ decode
 
@@ -302,13 +303,13 @@ class Engine:
         done = self._executor.run(lanes)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
-        for lane, outcome, accepted in zip(lanes, previews, done.accepted, strict=True):
+        for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
             lane.rounds.append(accepted)
-            self._guarded([lane], partial(self._publish, lane, outcome, accepted))
+            self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
 
-    def _publish(self, lane: Lane, outcome: Preview, accepted: int | None) -> None:
+    def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
-        self._tell(publish(lane, outcome, accepted))
+        self._tell(publish(lane, outcome, accepted, logprobs))
         if lane.finish_reason is not None:
             self._finish(lane)
 
@@ -318,7 +319,7 @@ class Engine:
 
     def _finish(self, lane: Lane) -> None:
         """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
-        self._tell(told(lane, len(lane.published), None))
+        self._tell(tell(lane, len(lane.published), None))
         self._capture(lane, "turn_end")
         finished = Finished(
             turn=lane.submit.turn,

@@ -76,11 +76,11 @@ def publish(lane: Lane, outcome: Preview, accepted: int | None, logprobs: Sequen
     if outcome.match is not None:
         del lane.published[outcome.match.shown :], lane.logprobs[outcome.match.shown :]
     if lane.stop_strings is None or lane.finish_reason is not None:
-        return told(lane, len(lane.published), accepted)
-    return told(lane, lane.stop_strings.free, accepted)
+        return tell(lane, len(lane.published), accepted)
+    return tell(lane, lane.stop_strings.free, accepted)
 
 
-def told(lane: Lane, count: int, accepted: int | None) -> Tokens | None:
+def tell(lane: Lane, count: int, accepted: int | None) -> Tokens | None:
     """The event that brings what the client knows to the first `count` published ids; None if it knows them."""
     known, lane.told = lane.told, max(count, lane.told)
     ids = tuple(lane.published[known : lane.told])

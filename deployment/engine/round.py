@@ -19,10 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
+from deployment.engine.controls import forbidden_ends, licensed_logprobs, row_penalties, row_sampling
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.messages import TokenLogprob
 from kernels.acceptance import Proposal, RowSampling, accept, choose
-from kernels.randomness import signed_seed
+from kernels.penalties import adjust_logits
 from model.drafter import DraftContext, DraftRows
 from model.target import Columns, Forward, TargetState
 from state.memory import UNSETTLED, StateMemory
@@ -30,12 +32,13 @@ from state.memory import UNSETTLED, StateMemory
 
 @dataclass(frozen=True)
 class ExecutedRound:
-    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts. `forward` holds the
-    records, hidden and features that a commit needs."""
+    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, `logprobs[i]` has an
+    entry for each of them if the lane asked. `forward` holds the records, hidden and features that a commit needs."""
 
     lanes: tuple[Lane, ...]
     licensed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
     forward: Forward
 
 
@@ -80,11 +83,14 @@ class Executor:
         lane.memory.settle(end)
 
     @torch.no_grad()
-    def first_token(self, lane: Lane) -> int:
-        """The token after the prompt, chosen from the continuation hidden under position F - 1."""
+    def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
+        """The token after the prompt, chosen from the continuation hidden under position F - 1, and its logprob if the
+        lane asked for it."""
         hidden = self._memory.images.hidden[lane.memory.slot]
         logits = self._models.target.logits(hidden)[None, None]
-        return int(choose(logits, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
+        controlled = self._controlled([lane], logits, None)
+        token = int(choose(controlled, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
+        return token, licensed_logprobs([lane], logits, [(token,)])[0]
 
     # ------------------------------------------------------------------------------------------------ rounds
 
@@ -106,10 +112,12 @@ class Executor:
             ids[:, 1:] = torch.where(live, proposal.drafts[:, : width - 1], ids[:, 1:])
         columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes))
         forward = self._models.target.verify(columns, self._state, self._models.taps)
-        verdict = accept(self._models.target.logits(forward.hidden), proposal, extent, frontier, sampling)
+        logits = self._models.target.logits(forward.hidden)
+        verdict = accept(self._controlled(lanes, logits, proposal), proposal, extent, frontier, sampling)
         accepted = verdict.accepted.tolist()
         licensed = [tuple(row[: count + 1]) for row, count in zip(verdict.licensed.tolist(), accepted, strict=True)]
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), forward)
+        logprobs = licensed_logprobs(lanes, logits, licensed)
+        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, forward)
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
@@ -195,12 +203,12 @@ class Executor:
         return self._int([[*table, *[0] * (longest - len(table))] for table in tables])
 
     def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
-        controls = [lane.submit.sampling for lane in lanes]
-        vocabulary = self._models.target.public_rows
-        return RowSampling(
-            temperature=torch.tensor([c.temperature for c in controls], dtype=torch.float32, device=self._device),
-            top_k=self._int([min(c.top_k, vocabulary) for c in controls]),
-            top_p=torch.tensor([c.top_p for c in controls], dtype=torch.float32, device=self._device),
-            seeds=self._int([signed_seed(c.seed) for c in controls]),
-            sub=self._int([c.sub for c in controls]),
-        )
+        return row_sampling(lanes, self._models.target.public_rows, self._device)
+
+    def _controlled(self, lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None) -> torch.Tensor:
+        """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
+        width, vocabulary = logits.shape[1:]
+        penalties = row_penalties(lanes, vocabulary, self._device)
+        forbidden = forbidden_ends(lanes, width, vocabulary, self._device)
+        drafts = proposal.drafts if proposal is not None else self._int([[]] * len(lanes))
+        return adjust_logits(logits, drafts, penalties, forbidden)

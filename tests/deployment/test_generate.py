@@ -60,6 +60,13 @@ def test_streamed_text_is_the_text_of_the_json_and_a_seed_repeats_itself():
         (("--prompt", "a", "--backend", "eagle"), "backend"),
         (("--prompt", "a", "--draft-tokens", "16"), "draft_tokens"),
         (("--prompt", "a", "--device", "cuda"), "cuda"),
+        (("--prompt", "a", "--logit-bias", "290"), "--logit-bias is '290'"),
+        (("--prompt", "a", "--logit-bias", "9000:1"), "logit_bias names token id 9000"),
+        (("--prompt", "a", "--min-p", "1.5"), "min_p"),
+        (("--prompt", "a", "--repetition-penalty", "0"), "repetition_penalty"),
+        (("--prompt", "a", "--presence-penalty", "inf"), "presence_penalty"),
+        (("--prompt", "a", "--min-tokens", "-1"), "min_tokens"),
+        (("--prompt", "a", "--logprobs", "21"), "logprobs"),
         (("--prompt", "a", "--model", "/nowhere/at-all", "--backend", "none"), "/nowhere/at-all"),
         (("--prompt", "a", "--model", str(DEMO / "target")), ""),
         (("--prompt", "a " * 40, "--context", "16"), "16"),
@@ -72,3 +79,14 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
         return
     assert result.exit_code == 2, result.output
     assert named in result.stderr and result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_controls_reach_the_engine_and_logprobs_come_with_the_json():
+    plain = json.loads(generate("--chat", "Count from 3 to 7.", "--json", "--logprobs", "2").stdout)
+    assert [entry["token"] for entry in plain["logprobs"]] == plain["token_ids"]
+    for entry in plain["logprobs"]:
+        (best, logprob), _ = entry["top"]
+        assert (best, logprob) == (entry["token"], entry["logprob"]) and logprob <= 0
+    first = plain["token_ids"][0]
+    biased = json.loads(generate("--chat", "Count from 3 to 7.", "--json", "--logit-bias", f"{first}:-100").stdout)
+    assert first not in biased["token_ids"] and biased["logprobs"] is None

@@ -280,7 +280,7 @@ def test_published_multimodal_layout_loads_as_a_text_model(moe, tied):
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_a_stretched_target_equals_transformers_with_yarn_in_its_config(factor):
     """The start-up option on a plain config, against a config that asks for the same YaRN."""
-    plain = one_geometry(moe=False) | {"max_position_embeddings": 32}
+    plain: dict[str, Any] = one_geometry(moe=False) | {"max_position_embeddings": 32}
     rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 32}
     theirs = build(plain | {"rope_parameters": plain["rope_parameters"] | rope})
     ids = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(5))
