@@ -10,6 +10,7 @@ STATUS_OF_CODE = {
     engine.INVALID_REQUEST: 400,
     engine.CONTEXT_LENGTH_EXCEEDED: 400,
     engine.OVERLOADED: 429,
+    engine.QUEUE_TIMEOUT: 503,
     engine.UNKNOWN_SESSION: 404,
     engine.BAD_STATE: 503,
     engine.INTERNAL_ERROR: 500,

@@ -1,6 +1,6 @@
-"""The engine: commands in, events out, one `step` at a time. No threads, no clock but for durations, no network.
+"""The engine: commands in, events out, one `step` at a time. No threads, no network; the clock is given to it.
 
-    step    end what was cancelled; admit what fits; one prefill slice; one decode round
+    step    end what was cancelled or waited too long; admit what fits; one prefill slice; one decode round
     round   execute -> preview each lane -> commit the batch once -> publish
 
 A lane that ends is caught up before its state is captured. Model state first, user-visible output last: an event leaves
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from deployment.engine import errors
+from deployment.engine.admission import Admission
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
@@ -36,25 +36,25 @@ from deployment.engine.messages import (
     Failed,
     Finished,
     Fork,
-    Hit,
     Import,
     Inspect,
+    Preempt,
     Started,
     Submit,
     TokenLogprob,
     Tokens,
 )
 from deployment.engine.options import EngineOptions
+from deployment.engine.pacing import PrefillPacer
 from deployment.engine.publication import Preview, preview, publish, tell
 from deployment.engine.round import Executor
+from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
-from deployment.engine.stop_strings import StopStrings
-from deployment.engine.thinking import ThinkingLimit
 from deployment.engine.validation import check_submit
 from model.errors import ModelError
-from state.errors import CapacityError, CoverageError, StateError
-from state.geometry import PAGE_TOKENS, pages_for
-from state.memory import SequenceMemory, StateMemory
+from state.errors import CapacityError, StateError
+from state.geometry import pages_for
+from state.memory import StateMemory
 
 logger = logging.getLogger(__name__)
 
@@ -62,41 +62,53 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One model on one device. Not thread safe: whoever owns it calls `execute` and `step`.
 
-    `emit` receives every event, in order, from inside these calls.
+    `emit` receives every event, in order, from inside these calls. `clock`: seconds, never going back.
     """
 
-    def __init__(self, models: Models, options: EngineOptions, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        options: EngineOptions,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.models = models
         self._options = options
         self._emit = emit
+        self._clock = clock
         self.memory = state_memory(models, options)
         self._executor = Executor(models, self.memory, options.lanes)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, self.memory, self._sessions)
-        self._queue: deque[Submit] = deque()
+        self._admission = Admission(models, self.memory, self._sessions)
+        self._scheduler = Scheduler(options)
+        self._pacer = PrefillPacer(options.prefill_chunk, options.max_stall_ms)
         self._lanes: list[Lane] = []
+        self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
 
     @property
     def idle(self) -> bool:
-        return not self._lanes and not self._queue
+        return not self._lanes and not self._scheduler.waiting
 
     # ------------------------------------------------------------------------------------------------ commands
 
     def execute(self, command: Command) -> None:
         """Takes a command. Turns run in later steps; everything else is done when this returns."""
-        ref = command.turn if isinstance(command, Submit | Cancel) else command.call
+        ref = command.turn if isinstance(command, Submit | Cancel | Preempt) else command.call
         try:
             match command:
                 case Submit():
-                    if command.turn in self._turns():
+                    if self._scheduler.knows(command.turn):
                         raise EngineError(errors.INVALID_REQUEST, f"turn {command.turn!r} is running already", "turn")
                     check_submit(command, self.models.context, self.models.target.public_rows)
-                    self._check_size(command)
-                    self._queue.append(command)
+                    self._admission.check_size(command)
+                    self._scheduler.enqueue(command, self._clock())
                 case Cancel():
-                    if any(command.turn == turn for turn in self._turns()):
+                    if self._scheduler.knows(command.turn):
                         self._cancelled.add(command.turn)
+                case Preempt():
+                    self._preempt(command.turn)
                 case Export():
                     self._emit(self._exchange.export(command))
                 case Import():
@@ -126,7 +138,8 @@ class Engine:
         return {
             "lanes": self._options.lanes,
             "lanes_running": len(self._lanes),
-            "turns_queued": len(self._queue),
+            "turns_queued": len(self._scheduler.waiting),
+            "turns_preempted": len(self._suspended),
             "sessions": len(self._sessions),
             "pages_free": memory.target.free,
             "images_free": memory.images.free,
@@ -136,29 +149,9 @@ class Engine:
             "draft_tokens": self.models.draft_tokens,
         }
 
-    def _turns(self) -> list[str]:
-        return [lane.submit.turn for lane in self._lanes] + [submit.turn for submit in self._queue]
-
-    def _budget(self, submit: Submit) -> int:
-        """Tokens that a turn may publish (decision 7)."""
-        left = self.models.context - len(submit.prompt_ids)
-        return left if submit.max_tokens is None else min(left, submit.max_tokens)
-
-    def _check_size(self, submit: Submit) -> None:
-        """Refuses a turn that would not fit even if nothing else were here, before it makes others wait."""
-        wanted = pages_for(len(submit.prompt_ids) + self._budget(submit))
-        pages = self.memory.target.pages
-        if wanted > pages:
-            raise EngineError(
-                errors.OVERLOADED,
-                f"the turn's prompt and answer need {wanted} pages of {PAGE_TOKENS} tokens, but this engine has "
-                f"{pages}; a smaller max_tokens may fit",
-                "max_tokens",
-            )
-
     def _detach(self, session: str) -> None:
         """Turns of this session that still run will not give it their state any more: it has another now."""
-        for lane in self._lanes:
+        for lane in (*self._lanes, *self._suspended.values()):
             if lane.session == session:
                 lane.session = None
 
@@ -169,10 +162,11 @@ class Engine:
         if self.idle:
             return False
         self._end_cancelled()
-        self._admit()
-        prefilling = next((lane for lane in self._lanes if lane.prefilling), None)
-        if prefilling is not None:
-            self._guarded([prefilling], lambda: self._prefill_slice(prefilling))
+        self._admit(self._clock())
+        prefilling = [lane for lane in self._lanes if lane.prefilling]
+        if prefilling:
+            chosen = self._pacer.choose(prefilling)
+            self._guarded([chosen], lambda: self._prefill_slice(chosen, len(prefilling) < len(self._lanes)))
         decoding = [lane for lane in self._lanes if not lane.prefilling]
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
@@ -195,103 +189,89 @@ class Engine:
                     )
 
     def _end_cancelled(self) -> None:
-        for submit in [submit for submit in self._queue if submit.turn in self._cancelled]:
-            self._queue.remove(submit)
-            self._emit(Finished(submit.turn, "cancelled", (), None, len(submit.prompt_ids), 0, (), 0.0, 0.0))
+        for ticket in [ticket for ticket in self._scheduler.waiting if ticket.turn in self._cancelled]:
+            self._scheduler.withdraw(ticket.turn)
+            lane = self._suspended.pop(ticket.turn, None)
+            if lane is not None:
+                lane.finish_reason = "cancelled"
+                self._guarded([lane], partial(self._finish, lane))
+                continue
+            prompt_tokens = len(ticket.submit.prompt_ids)
+            self._emit(Finished(ticket.turn, "cancelled", (), None, prompt_tokens, 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
             lane.finish_reason = "cancelled"
             self._guarded([lane], partial(self._finish, lane))
         self._cancelled.clear()
 
-    def _admit(self) -> None:
-        """First come, first served, while a lane, an image and the pages for prompt and budget are there."""
-        while self._queue and len(self._lanes) < self._options.lanes:
-            submit = self._queue[0]
-            try:
-                lane = self._lane_for(submit)
-            except CapacityError as error:
-                if self._lanes:
-                    return  # a running lane will give its memory back
-                self._emit(Failed(submit.turn, errors.OVERLOADED, f"the turn does not fit this engine: {error}"))
-            except Exception as error:
-                logger.exception("a turn could not be admitted")
-                self._emit(Failed(submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
-            else:
-                self._lanes.append(lane)
-            self._queue.popleft()
+    def _admit(self, now: float) -> None:
+        """Lanes for turns that fit; the lanes of others for one that has waited too long."""
+        for late in self._scheduler.expired(now):
+            seconds = now - late.waits_since
+            message = f"the turn waited {seconds:.1f} s for a lane, longer than it may (queue_seconds)"
+            self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
+        self._scheduler.admit(now, self._take)
+        victims = self._scheduler.victims(now)
+        for victim in victims:
+            self._preempt(victim.turn)
+        if victims:
+            self._scheduler.admit(now, self._take)
 
-    def _lane_for(self, submit: Submit) -> Lane:
-        """A lane with memory of its own. `CapacityError` if there is no room now."""
-        budget = self._budget(submit)
-        take = partial(self._open, submit, len(submit.prompt_ids) + budget)
+    def _take(self, ticket: Ticket) -> Holding | Shortage | None:
+        """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
+        alone, submit = not self._lanes, ticket.submit
+        row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
+        lane = self._suspended.get(ticket.turn)
         try:
-            # the checkpoint to go on from is not evicted for the turn that waits for it
-            memory, hit = self._sessions.with_room(take, keep=submit.session)
-        except CapacityError:
-            if self._lanes:
-                raise
-            memory, hit = self._sessions.with_room(take, keep=None)
-        if submit.session:
-            self._sessions.settle(submit.session)
-        used = {lane.row for lane in self._lanes}
-        return Lane(
-            submit=submit,
-            row=next(row for row in range(self._options.lanes) if row not in used),
-            memory=memory,
-            ledger=list(submit.prompt_ids),
-            budget=budget,
-            stop_ids=frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else self._eos_ids),
-            hit=hit,
-            reused=memory.frontier,
-            admitted_at=time.monotonic(),
-            session=submit.session,
-            boundary=submit.stable_boundary if submit.session else 0,
-            stop_strings=self._stop_strings(submit),
-            thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
-        )
+            if lane is not None:
+                self._admission.resume(lane, row, alone)
+            else:
+                lane = self._admission.open(submit, row, alone, self._clock())
+        except CapacityError as error:
+            if not alone:
+                return self._admission.shortage(error, submit)  # a running lane will give its memory back
+            failed = Failed(submit.turn, errors.OVERLOADED, f"the turn does not fit this engine: {error}")
+        except Exception as error:
+            logger.exception("a turn could not be admitted")
+            failed = Failed(submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
+        else:
+            self._suspended.pop(ticket.turn, None)
+            self._lanes.append(lane)
+            return self._admission.holding(lane)
+        self._suspended.pop(ticket.turn, None)
+        self._sessions.unpark(ticket.turn)
+        self._emit(failed)
+        return None
 
-    def _stop_strings(self, submit: Submit) -> StopStrings | None:
-        if not submit.stop_strings:
-            return None
-        return StopStrings(
-            submit.stop_strings,
-            self.models.tokenizer.bytes_of,
-            include=submit.include_stop_string,
-            min_tokens=submit.sampling.min_tokens,
-        )
+    def _preempt(self, turn: str) -> None:
+        """Takes a lane away between two rounds; its turn waits again."""
+        for lane in [lane for lane in self._lanes if lane.submit.turn == turn]:
+            self._guarded([lane], partial(self._suspend, lane))
 
-    @property
-    def _eos_ids(self) -> frozenset[int]:
-        return frozenset(self.models.defaults.eos_ids)
-
-    def _open(self, submit: Submit, tokens: int) -> tuple[SequenceMemory, Hit]:
-        """Memory of a new lane: from the session's deepest fitting checkpoint, else empty. `CapacityError`.
-
-        A checkpoint that is not whole is a miss: it is released, and the next deepest is tried.
-        """
-        while submit.session:
-            found = self._sessions.deepest_prefix(submit.session, submit.prompt_ids)
-            if found is None:
-                break
-            checkpoint, hit = found
-            try:
-                return self.memory.restore(checkpoint, tokens), hit
-            except CoverageError as error:
-                logger.warning("a checkpoint is not used: %s", error)
-                self._sessions.discard(submit.session, checkpoint)
-        return self.memory.open(tokens), "none"
+    def _suspend(self, lane: Lane) -> None:
+        try:
+            self._executor.catch_up([lane])
+        except Exception as error:  # its draft context is not whole now, and will be replayed
+            logger.warning("a lane could not be caught up: %s", _shown(error))
+        self._admission.suspend(lane)
+        self._lanes.remove(lane)
+        self._suspended[lane.submit.turn] = lane
+        self._scheduler.preempted(lane.submit.turn, self._clock())
 
     # ------------------------------------------------------------------------------------------------ prefill
 
-    def _prefill_slice(self, lane: Lane) -> None:
-        """One slice of a prompt; ends early at the stable boundary, where the turn start is captured."""
-        end = min(lane.frontier + self._options.prefill_chunk, lane.prompt_tokens)
-        if lane.frontier < lane.boundary:
-            end = min(end, lane.boundary)
+    def _prefill_slice(self, lane: Lane, decoding: bool) -> None:
+        """One slice of a prompt; ends early at the stable boundary, where the turn start is captured.
+
+        A turn that was preempted is replayed to where it stood, and goes on decoding from there.
+        """
+        start, end = lane.frontier, self._pacer.slice_end(lane, decoding)
+        replayed = len(lane.ledger) > lane.prompt_tokens
+        before = self._clock()
         self._executor.prefill(lane, end)
+        self._pacer.measured(end - start, self._clock() - before)
         if end == lane.boundary:
             self._capture(lane, "turn_start")
-        if lane.prefilling:
+        if lane.prefilling or replayed:
             return
         token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
@@ -330,7 +310,7 @@ class Engine:
             frontier=lane.frontier,
             rounds=tuple(lane.rounds),
             acceptance_length=lane.acceptance_length,
-            seconds=time.monotonic() - lane.admitted_at,
+            seconds=self._clock() - lane.admitted_at,
             stop_string=lane.stop_match.string if lane.stop_match else None,
             text_cut=lane.stop_match.text_cut if lane.stop_match else 0,
             hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
@@ -347,10 +327,15 @@ class Engine:
         form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
         ledger = lane.ledger[: lane.frontier + (form == "decode")]
         try:
-            self._executor.catch_up([lane])
-            capture = partial(self.memory.capture, lane.memory, ledger, form, kind)
-            checkpoint = self._sessions.with_room(capture, keep=None)
-            self._sessions.add(lane.session, checkpoint)
+            if lane.suspended:
+                checkpoint = self._sessions.give_parked(lane.submit.turn, lane.session)
+                if checkpoint is None:
+                    return
+            else:
+                self._executor.catch_up([lane])
+                capture = partial(self.memory.capture, lane.memory, ledger, form, kind)
+                checkpoint = self._sessions.with_room(capture, keep=None)
+                self._sessions.add(lane.session, checkpoint)
         except Exception as error:  # also that of a device: what the turn committed is in its ledger
             logger.warning("no %s checkpoint of a session: %s", kind, _shown(error))
             return
@@ -362,8 +347,12 @@ class Engine:
             return
         lane.ended = True
         try:
-            self._lanes.remove(lane)
-            self.memory.close(lane.memory)
+            if lane in self._lanes:
+                self._lanes.remove(lane)
+                self._scheduler.ended(lane.submit.turn)
+            self._sessions.unpark(lane.submit.turn)
+            if not lane.suspended:
+                self.memory.close(lane.memory)
         finally:
             self._emit(last)
 

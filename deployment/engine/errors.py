@@ -5,6 +5,7 @@ from __future__ import annotations
 INVALID_REQUEST = "invalid_request"
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 OVERLOADED = "overloaded"
+QUEUE_TIMEOUT = "queue_timeout"
 UNKNOWN_SESSION = "unknown_session"
 BAD_STATE = "bad_state"
 INTERNAL_ERROR = "internal_error"

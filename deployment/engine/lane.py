@@ -15,8 +15,9 @@ class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
-    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `published`:
-    the answer's ids, of which the client knows the first `told`; the others may belong to a stop string."""
+    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `suspended`:
+    the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
+    answer's ids, of which the client knows the first `told`; the others may belong to a stop string."""
 
     submit: Submit
     row: int
@@ -35,6 +36,8 @@ class Lane:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     ended: bool = False
+    suspended: bool = False
+    passed: int = 0
     stop_strings: StopStrings | None = None
     stop_match: StopMatch | None = None
     thinking: ThinkingLimit | None = None
@@ -50,8 +53,13 @@ class Lane:
         return self.memory.frontier
 
     @property
+    def prefill_end(self) -> int:
+        """What is prefilled: the prompt, and where a preempted turn is replayed all that it had committed."""
+        return max(self.prompt_tokens, len(self.ledger) - 1)
+
+    @property
     def prefilling(self) -> bool:
-        return self.frontier < self.prompt_tokens
+        return self.frontier < self.prefill_end
 
     @property
     def anchor(self) -> int:

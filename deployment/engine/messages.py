@@ -16,6 +16,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 CheckpointKind = Literal["turn_start", "turn_end", "explicit"]
 
+Priority = Literal["interactive", "background"]
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -74,6 +76,10 @@ class Submit:
 
     `stop_strings` end the turn at the token that completes one, if `sampling.min_tokens` ids are published by then.
     That token is committed; the text ends before the string, or with it if `include_stop_string`.
+
+    `tenant`: whose turn it is; limits and fairness are between tenants. `priority`: background turns wait for
+    interactive ones, and give their lanes up first. `queue_seconds`: how long the turn may wait for its first lane
+    (None: the engine's option); then it fails with `queue_timeout`.
     """
 
     turn: str
@@ -88,11 +94,22 @@ class Submit:
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     thinking: ThinkingBudget | None = None
+    tenant: str = ""
+    priority: Priority = "interactive"
+    queue_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Cancel:
     """Ends a turn at its next commit boundary; committed tokens stay. Unknown turns are ignored."""
+
+    turn: str
+
+
+@dataclass(frozen=True)
+class Preempt:
+    """Takes a running turn's lane away at its commit boundary. The turn waits for another one and goes on there as if
+    nothing had happened. Turns that do not run are left as they are."""
 
     turn: str
 
@@ -145,7 +162,7 @@ class Inspect:
     call: str
 
 
-Command = Submit | Cancel | Export | Import | Fork | Drop | Inspect
+Command = Submit | Cancel | Preempt | Export | Import | Fork | Drop | Inspect
 
 # ------------------------------------------------------------------------------------------------ events
 

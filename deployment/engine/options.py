@@ -20,6 +20,11 @@ class EngineOptions:
     unsaid about causality inside the block (decision 1). `proposal_head`: an index file of the token ids that may be
     proposed (None: all public ones). `yarn_factor`: 1 to 4, stretches the target's positions by YaRN. `public_rows`:
     rows of the vocabulary that may be chosen (None: highest token id known to the tokenizer + 1).
+
+    `max_stall_ms`: how long one prefill slice may keep decoding lanes waiting. `queue_turns`: turns that may wait.
+    `queue_seconds`: how long a turn may wait for its first lane, unless it says so itself (None: without end).
+    `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
+    `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
     """
 
     model: Path
@@ -37,3 +42,9 @@ class EngineOptions:
     proposal_head: Path | None = None
     yarn_factor: float | None = None
     public_rows: int | None = None
+    max_stall_ms: float = 60.0
+    queue_turns: int = 1024
+    queue_seconds: float | None = None
+    tenant_lanes: int | None = None
+    tenant_queued_tokens: int | None = None
+    preempt_seconds: float | None = 2.0

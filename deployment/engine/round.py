@@ -79,6 +79,8 @@ class Executor:
             self._models.drafter.append_context(
                 forward.features, columns.start, columns.valid, self._draft_rows([lane]), self._context
             )
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # how long a slice takes decides how large the next one is
         lane.memory.context_frontier = end
         lane.memory.settle(end)
 

@@ -27,6 +27,7 @@ from deployment.engine.messages import (
     Failed,
     Finished,
     Imported,
+    Preempt,
     Submit,
 )
 from deployment.engine.options import EngineOptions
@@ -88,7 +89,7 @@ class EngineService:
 
     async def call(self, command: Command) -> Event:
         """Runs a command that has one answer, and returns it. Raises EngineError where the engine answers Failed."""
-        if isinstance(command, Submit | Cancel):
+        if isinstance(command, Submit | Cancel | Preempt):
             raise TypeError(f"{type(command).__name__} has no single answer: use `turn` or `send`")
         events: asyncio.Queue[Event] = asyncio.Queue()
         with self._listening(command.call, events):
@@ -98,7 +99,7 @@ class EngineService:
             raise EngineError(event.code, event.message, event.param)
         return event
 
-    def send(self, command: Cancel) -> None:
+    def send(self, command: Cancel | Preempt) -> None:
         """Sends a command that has no answer."""
         self._commands.put(command)
 

@@ -1,7 +1,8 @@
 """Which checkpoints a session holds on the device, which one a prompt can go on from, and which go first.
 
 At most `KEPT` checkpoints a session, the oldest released first. When memory is short, the session that was used least
-recently loses its oldest checkpoint: its copies in other tiers are not touched.
+recently loses its oldest checkpoint: its copies in other tiers are not touched. A turn that was preempted *parks* one
+checkpoint here; it goes after those of all sessions, since its turn will surely need it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class SessionTable:
         self._memory = memory
         self._on_evicted = on_evicted
         self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
+        self._parked: dict[str, Checkpoint] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -95,8 +97,33 @@ class SessionTable:
         for checkpoint in held.checkpoints if held else ():
             self._memory.release(checkpoint)
 
-    def evict_one(self, keep: str | None = None) -> bool:
-        """Releases the oldest checkpoint of the session used least recently, other than `keep`. False if none is."""
+    # ------------------------------------------------------------------------------------------------ parked turns
+
+    def park(self, turn: str, checkpoint: Checkpoint) -> None:
+        """Keeps what a preempted turn will go on from."""
+        self._parked[turn] = checkpoint
+
+    def parked(self, turn: str) -> Checkpoint | None:
+        return self._parked.get(turn)
+
+    def unpark(self, turn: str) -> None:
+        """Releases a turn's parked checkpoint, if it has one."""
+        checkpoint = self._parked.pop(turn, None)
+        if checkpoint is not None:
+            self._memory.release(checkpoint)
+
+    def give_parked(self, turn: str, session: str) -> Checkpoint | None:
+        """Makes a turn's parked checkpoint one of a session's. None if there is none."""
+        checkpoint = self._parked.pop(turn, None)
+        if checkpoint is not None:
+            self.add(session, checkpoint)
+        return checkpoint
+
+    # ------------------------------------------------------------------------------------------------ eviction
+
+    def evict_one(self, keep: str | None = None, turn: str | None = None) -> bool:
+        """Releases the oldest checkpoint of the session used least recently, other than `keep`; without one, what a
+        turn other than `turn` has parked. False if there is neither."""
         for session, held in self._sessions.items():
             if session != keep and held.checkpoints:
                 self._release(held, held.checkpoints[0])
@@ -104,10 +131,14 @@ class SessionTable:
                     del self._sessions[session]
                     self._on_evicted(session)
                 return True
-        return False
+        parked = next((name for name in self._parked if name != turn), None)
+        if parked is not None:
+            self.unpark(parked)
+        return parked is not None
 
-    def with_room(self, take: Callable[[], _Taken], keep: str | None) -> _Taken:
-        """Calls `take`; while memory is short, evicts checkpoints of other sessions than `keep` and calls it again.
+    def with_room(self, take: Callable[[], _Taken], keep: str | None, turn: str | None = None) -> _Taken:
+        """Calls `take`; while memory is short, evicts checkpoints of other sessions than `keep` and other turns than
+        `turn`, and calls it again.
 
         Nothing is evicted that would not be enough: then the CapacityError passes on and every session keeps what it
         has. `take` may be called several times, so it must look up what it needs each time.
@@ -116,12 +147,14 @@ class SessionTable:
             try:
                 return take()
             except CapacityError as short:
-                if short.wanted > short.free + self._evictable(short.pool, keep) or not self.evict_one(keep):
+                can_evict = self.evictable(short.pool, keep, turn)
+                if short.wanted > short.free + can_evict or not self.evict_one(keep, turn):
                     raise
 
-    def _evictable(self, pool: str, keep: str | None) -> int:
-        """Images or pages that would be free if all checkpoints of other sessions than `keep` were evicted."""
+    def evictable(self, pool: str, keep: str | None, turn: str | None = None) -> int:
+        """Images or pages that would be free if all checkpoints but those of `keep` and `turn` were evicted."""
         checkpoints = [c for name, held in self._sessions.items() if name != keep for c in held.checkpoints]
+        checkpoints += [c for name, c in self._parked.items() if name != turn]
         if pool == self._memory.images.name:
             return len(checkpoints)
         pages = self._memory.target if pool == self._memory.target.name else self._memory.draft

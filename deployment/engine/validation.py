@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Sampling, Submit, ThinkingBudget
+from deployment.engine.messages import Priority, Sampling, Submit, ThinkingBudget
 
 MAX_STOP_CHARACTERS = 1024
 """Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""
@@ -38,6 +40,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
             f"stable_boundary is {submit.stable_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
             "stable_boundary",
         )
+    _check_waiting(submit)
     _check_sampling(submit.sampling)
     _check_penalties(submit.sampling, public_rows)
     _check_stop_strings(submit.stop_strings)
@@ -103,3 +106,12 @@ def _check_thinking(thinking: ThinkingBudget, public_rows: int) -> None:
     if not thinking.close or not all(0 <= token < public_rows for token in thinking.close):
         message = f"thinking_budget: the closing ids are {list(thinking.close)}, must be ids of [0, {public_rows})"
         raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
+
+
+def _check_waiting(submit: Submit) -> None:
+    if submit.priority not in get_args(Priority):
+        message = f"priority is {submit.priority!r}, must be {' or '.join(get_args(Priority))}"
+        raise EngineError(errors.INVALID_REQUEST, message, "priority")
+    if submit.queue_seconds is not None and not 0.0 <= submit.queue_seconds < float("inf"):
+        message = f"queue_seconds is {submit.queue_seconds}, must be a finite number of at least 0"
+        raise EngineError(errors.INVALID_REQUEST, message, "queue_seconds")

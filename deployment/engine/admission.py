@@ -1,0 +1,165 @@
+"""Where does a turn get the memory it runs in, how does it give it up, and how does it go on later?
+
+    open      the session's deepest checkpoint that is a prefix of the prompt, else an empty state
+    suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
+    resume    that checkpoint; else a prefix of the ledger that the session holds; else an empty state. What is missing
+              is prefilled again up to the last commit boundary: nothing is drawn or published twice
+
+Nothing is taken unless all is there; checkpoints of idle sessions make room, then those of suspended turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from deployment.engine import errors
+from deployment.engine.errors import EngineError
+from deployment.engine.lane import Lane
+from deployment.engine.loading import Models
+from deployment.engine.messages import Hit, Submit
+from deployment.engine.scheduler import LANES, Holding, Shortage
+from deployment.engine.sessions import SessionTable
+from deployment.engine.stop_strings import StopStrings
+from deployment.engine.thinking import ThinkingLimit
+from state.errors import CapacityError, CoverageError
+from state.geometry import PAGE_TOKENS, pages_for
+from state.memory import SequenceMemory, StateMemory
+
+logger = logging.getLogger(__name__)
+
+_Opened = tuple[SequenceMemory, Hit | None]
+"""The hit is None where a turn goes on from its own checkpoint."""
+
+
+class Admission:
+    """Opens, suspends and resumes lanes."""
+
+    def __init__(self, models: Models, memory: StateMemory, sessions: SessionTable) -> None:
+        self._models = models
+        self._memory = memory
+        self._sessions = sessions
+
+    def budget(self, submit: Submit) -> int:
+        """Tokens that a turn may publish (decision 7)."""
+        left = self._models.context - len(submit.prompt_ids)
+        return left if submit.max_tokens is None else min(left, submit.max_tokens)
+
+    def check_size(self, submit: Submit) -> None:
+        """Refuses a turn that would not fit even if nothing else were here, before it makes others wait."""
+        wanted = pages_for(len(submit.prompt_ids) + self.budget(submit))
+        pages = self._memory.target.pages
+        if wanted > pages:
+            raise EngineError(
+                errors.OVERLOADED,
+                f"the turn's prompt and answer need {wanted} pages of {PAGE_TOKENS} tokens, but this engine has "
+                f"{pages}; a smaller max_tokens may fit",
+                "max_tokens",
+            )
+
+    def open(self, submit: Submit, row: int, alone: bool, now: float) -> Lane:
+        """A lane with memory of its own. `CapacityError` if there is no room now. `alone`: no other lane runs, so that
+        nothing is gained by waiting."""
+        budget = self.budget(submit)
+        take = partial(self._restore, submit, submit.prompt_ids, len(submit.prompt_ids) + budget)
+        memory, hit = self._with_room(take, submit, alone)
+        ends = frozenset(self._models.defaults.eos_ids)
+        return Lane(
+            submit=submit,
+            row=row,
+            memory=memory,
+            ledger=list(submit.prompt_ids),
+            budget=budget,
+            stop_ids=frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else ends),
+            hit=hit or "none",
+            reused=memory.frontier,
+            admitted_at=now,
+            session=submit.session,
+            boundary=submit.stable_boundary if submit.session else 0,
+            stop_strings=self._stop_strings(submit),
+            thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
+        )
+
+    def _stop_strings(self, submit: Submit) -> StopStrings | None:
+        if not submit.stop_strings:
+            return None
+        return StopStrings(
+            submit.stop_strings,
+            self._models.tokenizer.bytes_of,
+            include=submit.include_stop_string,
+            min_tokens=submit.sampling.min_tokens,
+        )
+
+    def suspend(self, lane: Lane) -> None:
+        """Takes a lane's memory away. Its draft context must have caught up."""
+        if lane.frontier:
+            form = "prompt" if lane.prefilling else "decode"
+            ledger = lane.ledger[: lane.frontier + (form == "decode")]
+            try:
+                self._sessions.park(lane.submit.turn, self._memory.capture(lane.memory, ledger, form, "turn_end"))
+            except Exception as error:  # also that of a device: the ledger is enough
+                logger.info("a suspended turn will be replayed: %s", error)
+        if lane.boundary <= lane.frontier:
+            lane.boundary = 0  # captured already
+        lane.pending = 0
+        lane.suspended = True
+        self._memory.close(lane.memory)
+
+    def resume(self, lane: Lane, row: int, alone: bool) -> None:
+        """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
+        submit = lane.submit
+        take = partial(self._restore, submit, lane.ledger, lane.prompt_tokens + lane.budget)
+        memory, hit = self._with_room(take, submit, alone)
+        self._sessions.unpark(submit.turn)
+        lane.memory, lane.row, lane.suspended = memory, row, False
+        if hit is not None and len(lane.ledger) == lane.prompt_tokens:
+            lane.hit, lane.reused = hit, memory.frontier  # nothing was told yet: its prompt begins anew
+
+    def shortage(self, error: CapacityError, submit: Submit) -> Shortage:
+        """What is missing beyond all that could be evicted for this turn."""
+        can_evict = self._sessions.evictable(error.pool, submit.session, submit.turn)
+        return Shortage(error.pool, max(1, error.wanted - error.free - can_evict))
+
+    def holding(self, lane: Lane) -> Holding:
+        """What a lane would give back."""
+        held = {LANES: 1, self._memory.images.name: 1, self._memory.target.name: len(lane.memory.pages)}
+        if self._memory.draft:
+            held[self._memory.draft.name] = len(lane.memory.draft_pages)
+        return held
+
+    def _with_room(self, take: Callable[[], _Opened], submit: Submit, alone: bool) -> _Opened:
+        try:
+            # the checkpoint to go on from is not evicted for the turn that waits for it
+            opened = self._sessions.with_room(take, keep=submit.session, turn=submit.turn)
+        except CapacityError:
+            if not alone:
+                raise
+            opened = self._sessions.with_room(take, keep=None)
+        if submit.session and opened[1] is not None:
+            self._sessions.settle(submit.session)
+        return opened
+
+    def _restore(self, submit: Submit, ledger: Sequence[int], tokens: int) -> _Opened:
+        """Memory that stands at a prefix of `ledger`. `CapacityError`.
+
+        A checkpoint that is not whole is a miss: it is released, and the next deepest is tried.
+        """
+        own = self._sessions.parked(submit.turn)
+        if own is not None:
+            try:
+                return self._memory.restore(own, tokens), None
+            except CoverageError as error:
+                logger.warning("a suspended turn is replayed: %s", error)
+                self._sessions.unpark(submit.turn)
+        while submit.session:
+            found = self._sessions.deepest_prefix(submit.session, ledger)
+            if found is None:
+                break
+            checkpoint, hit = found
+            try:
+                return self._memory.restore(checkpoint, tokens), hit
+            except CoverageError as error:
+                logger.warning("a checkpoint is not used: %s", error)
+                self._sessions.discard(submit.session, checkpoint)
+        return self._memory.open(tokens), "none"
