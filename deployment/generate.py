@@ -66,6 +66,7 @@ def generate(
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="A seed's tokens depend on the target alone, also with DFlash2.")
     ] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and this many others.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
@@ -121,6 +122,7 @@ def generate(
             ),
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
+            stop_strings=tuple(stop or ()),
         )
         result = _run(models, options, submit, stream=not as_json)
         if as_json:
@@ -159,15 +161,19 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
                 case Tokens():
                     told.extend(asdict(entry) for entry in event.logprobs)
                     if stream:
-                        print(detokenizer.push(event.token_ids), end="", flush=True)
+                        text = detokenizer.push(event.token_ids)
+                        if event.text_cut:
+                            text = (text + detokenizer.flush())[: -event.text_cut]
+                        print(text, end="", flush=True)
                 case Finished():
                     if stream:
                         print(detokenizer.flush())
                     now = time.monotonic()
+                    text = models.tokenizer.decode(event.token_ids)
                     return Result(
                         prompt_token_ids=list(submit.prompt_ids),
                         token_ids=list(event.token_ids),
-                        text=models.tokenizer.decode(event.token_ids),
+                        text=text[: len(text) - event.text_cut],
                         finish_reason=event.finish_reason,
                         rounds=list(event.rounds),
                         acceptance_length=event.acceptance_length,

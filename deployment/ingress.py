@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from deployment.actors import Cluster
 from deployment.errors import Refused, RequestError, invalid, unknown_session
-from deployment.openai_format import Completion, placement_object, replica_object, sse, sse_error
+from deployment.openai_format import Choices, Completion, placement_object, replica_object, sse, sse_error
 from deployment.ownership import Placement, SessionKey
 from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse, read_json
 from deployment.settings import AppArgs
@@ -110,6 +110,8 @@ _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
 
 
 def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> TurnRequest:
+    if key is not None and body.n is not None and body.n > 1:
+        raise invalid(f"n: a session has one answer a turn, so that n must be 1, got {body.n}", "n")
     return TurnRequest(
         turn=f"turn-{secrets.token_hex(8)}",
         mode=mode,
@@ -131,37 +133,44 @@ def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: 
         logit_bias=tuple((int(token), added) for token, added in (body.logit_bias or {}).items()),
         min_tokens=body.min_tokens or 0,
         reproducible=body.reproducible,
+        stop=tuple(body.stop or ()),
+        include_stop=body.include_stop_str_in_output,
+        n=body.n or 1,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        thinking_budget=body.thinking_budget,
         enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
     )
 
 
 async def _whole(completion: Completion, events: AsyncGenerator[TurnEvent, None]) -> Response:
-    reasoning, content = [], []
+    choices = Choices(completion.n)
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Delta):
-                reasoning.append(event.reasoning)
-                content.append(event.content)
-            elif isinstance(event, Closed):
-                document = completion.whole("".join(reasoning), "".join(content), event)
-                return JSONResponse(document, headers=completion.headers)
-            elif isinstance(event, Refused):
+            if isinstance(event, Refused):
                 return refusal(event)
+            choices.take(event)
+            if choices.complete:
+                return JSONResponse(completion.whole(choices), headers=completion.headers)
     return refusal(_NO_TEXT)
 
 
 async def _chunks(
     completion: Completion, events: AsyncGenerator[TurnEvent, None], with_usage: bool
 ) -> AsyncIterator[str]:
+    closed: list[Closed] = []
     async with aclosing(events):
-        yield sse(completion.first())
+        for choice in range(completion.n):
+            yield sse(completion.first(choice))
         async for event in events:
             if isinstance(event, Delta):
                 yield sse(completion.delta(event))
             elif isinstance(event, Closed):
+                closed.append(event)
                 yield sse(completion.last(event))
+                if len(closed) < completion.n:
+                    continue
                 if with_usage:
-                    yield sse(completion.usage_chunk(event))
+                    yield sse(completion.usage_chunk(closed))
                 yield "data: [DONE]\n\n"
             elif isinstance(event, Refused):
                 yield sse_error(event)
@@ -214,7 +223,7 @@ class Ingress:
         if not isinstance(first, Opened):
             await events.aclose()
             return refusal(first if isinstance(first, Refused) else _NO_TEXT)
-        completion = Completion(f"chatcmpl-{secrets.token_hex(12)}", first)
+        completion = Completion(f"chatcmpl-{secrets.token_hex(12)}", first, body.n or 1)
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             chunks = _chunks(completion, events, with_usage)

@@ -31,12 +31,13 @@ from deployment.ownership import Epoch, Placement, SessionKey
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.settings import AppArgs
-from deployment.turns import Prompt, append, full_history, think_is_open
+from deployment.turns import Prompt, append, choices, full_history, think_is_open, thinking_budget
 from deployment.wire import (
     Adopted,
     Closed,
     HandedOver,
     NotHere,
+    Opened,
     ReplicaInfo,
     Route,
     SessionInfo,
@@ -103,25 +104,32 @@ class EngineReplica:
     # ------------------------------------------------------------------------------------------------ turns
 
     async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnEvent]:
-        """Runs one turn. The last event is a Closed or a Refused; a caller that stops reading cancels the turn."""
+        """Runs one turn, its choices side by side. Each ends with a Closed, or all of them with a Refused; a caller
+        that stops reading cancels them."""
         try:
-            turn = await self._begin(route, request)
+            turns = await self._begin(route, request)
         except RequestError as error:
             yield error.refused
             return
         except EngineError as error:
             yield of_engine(error.code, error.message, error.param)
             return
+        opened, open_choices = False, len(turns)
         try:
             while True:
-                event = await turn.events.get()
+                event = await turns[0].events.get()
+                if isinstance(event, Opened) and opened:
+                    continue
+                opened = opened or isinstance(event, Opened)
                 yield event
-                if isinstance(event, (Closed, Refused)):
+                open_choices -= isinstance(event, Closed)
+                if isinstance(event, Refused) or not open_choices:
                     return
         finally:
-            turn.leave()
+            for turn in turns:
+                turn.leave()
 
-    async def _begin(self, route: Route, request: TurnRequest) -> RunningTurn:
+    async def _begin(self, route: Route, request: TurnRequest) -> list[RunningTurn]:
         # Long messages take seconds to render and tokenise: other turns' text must not wait for them.
         if request.mode == "history":
             # Before the session is touched: a prompt that cannot be served must not create one.
@@ -200,7 +208,8 @@ class EngineReplica:
                 "messages",
             )
 
-    def _start(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> RunningTurn:
+    def _start(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> list[RunningTurn]:
+        """One running turn a choice; the first of them is the request's own turn."""
         defaults = self._service.generation_defaults
         sampling = Sampling(
             temperature=defaults.temperature if request.temperature is None else request.temperature,
@@ -216,6 +225,7 @@ class EngineReplica:
             logit_bias=request.logit_bias,
             min_tokens=request.min_tokens,
             reproducible=request.reproducible,
+            logprobs=request.logprobs,
         )
         submit = Submit(
             turn=request.turn,
@@ -227,12 +237,20 @@ class EngineReplica:
             session=session.engine_id if session else None,
             stable_boundary=prompt.stable_boundary if session else 0,
             drafting=request.drafting,
+            stop_strings=request.stop,
+            include_stop_string=request.include_stop,
+            thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
         )
-        turn = RunningTurn(
-            self._id, self._model, request, submit, prompt, session, self._service, self._keeper, self._turns.discard
-        )
-        self._turns.add(turn)
-        return turn
+        events: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        turns = [
+            RunningTurn(
+                self._id, self._model, request, choice, prompt, session, self._service, self._keeper,
+                self._turns.discard, events,
+            )
+            for choice in choices(submit, request.n)
+        ]  # fmt: skip
+        self._turns.update(turns)
+        return turns
 
     # ------------------------------------------------------------------------------------------------ sessions
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Cancel, Captured, Failed, Finished, Started, Submit, Tokens
+from deployment.engine.messages import Cancel, Captured, Failed, Finished, Started, Submit, TokenLogprob, Tokens
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.session import Session
 from deployment.turns import Prompt, TurnText
-from deployment.wire import Closed, Delta, Opened, SessionFacts, TurnEvent, TurnRequest
+from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
 log = logging.getLogger("ray.serve")
 
@@ -34,10 +34,13 @@ class RunningTurn:
         service: EngineService,
         keeper: SessionKeeper,
         done: Callable[[RunningTurn], None],
+        events: asyncio.Queue[TurnEvent] | None = None,
     ) -> None:
-        self.id = request.turn
+        """`events`: the queue of all choices of a request."""
+        self.id = submit.turn
         self.abandoned = False
-        self.events: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[TurnEvent] = asyncio.Queue() if events is None else events
+        self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
         self._request = request
@@ -86,8 +89,8 @@ class RunningTurn:
                 case Started():
                     self._started = event
                     self.events.put_nowait(self._opened(event))
-                case Tokens(token_ids=ids):
-                    self._say(*self._text.push(ids))
+                case Tokens():
+                    self._say(*self._text.push(event.token_ids, event.text_cut), event.logprobs)
                 case Captured(kind="turn_start") if self._session is not None:
                     self._start_copy = asyncio.create_task(self._copy_start(self._session))
                 case Finished():
@@ -115,7 +118,7 @@ class RunningTurn:
         if session is not None:
             if self._start_copy is not None:
                 await self._start_copy
-            if finished.token_ids or finished.stop_id is not None:
+            if finished.token_ids or finished.hidden_ids:
                 self._commit(session, finished)
                 await self._keeper.copy(session, ("turn_end",))
             elif not session.turns and not session.lost:
@@ -128,11 +131,17 @@ class RunningTurn:
             acceptance_length=finished.acceptance_length,
             seconds=finished.seconds,
             session=facts,
+            choice=self._choice,
+            stop_reason=self._stop_reason(finished),
         )
 
+    def _stop_reason(self, finished: Finished) -> str | int | None:
+        if finished.stop_id in self._request.stop_token_ids:
+            return finished.stop_id
+        return finished.stop_string
+
     def _commit(self, session: Session, finished: Finished) -> None:
-        hidden = () if finished.stop_id is None else (finished.stop_id,)
-        session.ledger = (*self._prompt.ids, *finished.token_ids, *hidden)
+        session.ledger = (*self._prompt.ids, *finished.token_ids, *finished.hidden_ids)
         session.opener = self._prompt.stable_boundary
         session.frontier = finished.frontier
         session.lost = False
@@ -178,6 +187,11 @@ class RunningTurn:
             frontier=frontier,
         )
 
-    def _say(self, reasoning: str, content: str) -> None:
-        if reasoning or content:
-            self.events.put_nowait(Delta(reasoning, content))
+    def _say(self, reasoning: str, content: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        if reasoning or content or logprobs:
+            facts = tuple(self._fact(entry) for entry in logprobs)
+            self.events.put_nowait(Delta(reasoning, content, self._choice, facts))
+
+    def _fact(self, entry: TokenLogprob) -> TokenFact:
+        data = self._service.tokenizer.spelled
+        return TokenFact(data(entry.token), entry.logprob, tuple((data(token), value) for token, value in entry.top))

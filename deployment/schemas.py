@@ -6,7 +6,7 @@ import json
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, ValidationInfo, field_validator
 
 from deployment.errors import RequestError, invalid
 
@@ -15,19 +15,14 @@ HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_ident
 """Fields of the OpenAI interface that do not change the text."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "stop": ([], ""),
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "reasoning_effort": (),
@@ -74,6 +69,7 @@ class TemplateOptions(BaseModel):
 
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
+StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
@@ -100,6 +96,12 @@ class TurnBody(BaseModel):
     max_tokens: int | None = Field(default=None, strict=True, ge=1)
     max_completion_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
+    stop: list[StopString] | None = Field(default=None, max_length=4)
+    include_stop_str_in_output: StrictBool = False
+    n: int | None = Field(default=None, strict=True, ge=1, le=8)
+    logprobs: StrictBool | None = None
+    top_logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
+    thinking_budget: int | None = Field(default=None, strict=True, ge=0)
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
     chat_template_kwargs: TemplateOptions | None = None
@@ -117,6 +119,18 @@ class TurnBody(BaseModel):
         if temperature is not None and not math.isfinite(temperature):
             raise ValueError("must be a finite number")
         return temperature
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_more(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _asked_for(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return top
 
     @field_validator("logit_bias")
     @classmethod

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from deployment.engine.messages import Submit, ThinkingBudget
 from model.chat_template import ChatTemplate
 from model.tokenizer import Detokenizer, Tokenizer
 
@@ -117,6 +118,27 @@ def think_is_open(tokenizer: Tokenizer, generated: Sequence[int]) -> bool:
     return False
 
 
+def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) -> ThinkingBudget | None:
+    """What the engine has to know to keep thinking short. Nothing for a model without think blocks: it has none."""
+    end = tokenizer.id_of(THINK_CLOSE)
+    if tokens is None or end is None:
+        return None
+    return ThinkingBudget(
+        tokens=tokens,
+        close=tuple(tokenizer.encode(f"\n{THINK_CLOSE}\n\n")),
+        end=end,
+        begin=tokenizer.id_of(THINK_OPEN),
+        opened=think_is_open(tokenizer, prompt.ids[prompt.stable_boundary :]),
+    )
+
+
+def choices(submit: Submit, n: int) -> list[Submit]:
+    """`n` turns that differ in their draws only."""
+    return [submit] + [
+        replace(submit, turn=f"{submit.turn}.{i}", sampling=replace(submit.sampling, sub=i)) for i in range(1, n)
+    ]
+
+
 class TurnText:
     """Turns a turn's ids into what the client sees, and splits thinking from the answer.
 
@@ -132,8 +154,11 @@ class TurnText:
         self.reasoning = ""
         self.content = ""
 
-    def push(self, ids: Sequence[int]) -> tuple[str, str]:
-        """New (reasoning, content) text of these ids; incomplete characters wait for the next ones."""
+    def push(self, ids: Sequence[int], text_cut: int = 0) -> tuple[str, str]:
+        """New (reasoning, content) text of these ids; incomplete characters wait for the next ones.
+
+        `text_cut`: that many characters at the end do not count, and nothing comes after them.
+        """
         reasoning = ""
         if self._thinking and self._close is not None and self._close in ids:
             at = list(ids).index(self._close)
@@ -142,6 +167,8 @@ class TurnText:
             self._thinking, self._strip = False, True
             ids = ids[at + 1 :]
         text = self._detokenizer.push(ids)
+        if text_cut:
+            text = (text + self._detokenizer.flush())[:-text_cut]
         return self._add(reasoning, text)
 
     def flush(self) -> tuple[str, str]:

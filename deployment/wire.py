@@ -49,6 +49,11 @@ class TurnRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     reproducible: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,16 +85,31 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class TokenFact:
+    """A published token: its bytes (its spelling if it is a special one), its log-probability, and the best others."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True)
 class Delta:
-    """The text of one committed round. Either part may be empty, since incomplete characters are held back."""
+    """What is published of one choice after a round. Every part may be empty, since incomplete characters and what may
+    belong to a stop string are held back."""
 
     reasoning: str
     content: str
+    choice: int = 0
+    logprobs: tuple[TokenFact, ...] = ()
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The turn is over and, with a session, its Host replica is written. `rounds` lists accepted drafts."""
+    """One choice is over and, with a session, its Host replica is written. `rounds` lists accepted drafts.
+
+    `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it.
+    """
 
     finish_reason: str
     completion_tokens: int
@@ -97,6 +117,8 @@ class Closed:
     acceptance_length: float
     seconds: float
     session: SessionFacts | None
+    choice: int = 0
+    stop_reason: str | int | None = None
 
 
 TurnEvent = Opened | Delta | Closed | Refused

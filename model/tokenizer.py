@@ -66,6 +66,11 @@ class Tokenizer:
         """The exact bytes that `ids` stand for, special tokens and unknown ids skipped."""
         return b"".join(_token_bytes(self._tokens[i]) for i in ids if i in self._tokens and i not in self._special)
 
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes that an id stands for, or the spelling of a special one; nothing for an unknown id."""
+        token = self._tokens.get(token_id, "")
+        return token.encode() if token_id in self._special else _token_bytes(token)
+
     def token(self, token_id: int) -> str:
         """The vocabulary's spelling of an id, special or not. Raises ValueError for an unknown id."""
         token = self._tokens.get(token_id)

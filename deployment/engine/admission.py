@@ -21,6 +21,8 @@ from deployment.engine.loading import Models
 from deployment.engine.messages import Hit, Submit
 from deployment.engine.scheduler import LANES, Holding, Shortage
 from deployment.engine.sessions import SessionTable
+from deployment.engine.stop_strings import StopStrings
+from deployment.engine.thinking import ThinkingLimit
 from state.errors import CapacityError, CoverageError
 from state.geometry import PAGE_TOKENS, pages_for
 from state.memory import SequenceMemory, StateMemory
@@ -75,6 +77,18 @@ class Admission:
             admitted_at=now,
             session=submit.session,
             boundary=submit.stable_boundary if submit.session else 0,
+            stop_strings=self._stop_strings(submit),
+            thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
+        )
+
+    def _stop_strings(self, submit: Submit) -> StopStrings | None:
+        if not submit.stop_strings:
+            return None
+        return StopStrings(
+            submit.stop_strings,
+            self._models.tokenizer.bytes_of,
+            include=submit.include_stop_string,
+            min_tokens=submit.sampling.min_tokens,
         )
 
     def suspend(self, lane: Lane) -> None:

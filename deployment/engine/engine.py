@@ -46,7 +46,7 @@ from deployment.engine.messages import (
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.pacing import PrefillPacer
-from deployment.engine.publication import Preview, preview
+from deployment.engine.publication import Preview, preview, publish, tell
 from deployment.engine.round import Executor
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
@@ -288,18 +288,17 @@ class Engine:
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
-        start = len(lane.ledger)
-        lane.ledger.extend(outcome.kept)
-        lane.published.extend(outcome.published)
-        lane.finish_reason, lane.stop_id = outcome.finish_reason, outcome.stop_id
-        if outcome.published:
-            told = logprobs[: len(outcome.published)]
-            self._emit(Tokens(lane.submit.turn, start, outcome.published, accepted, told))
+        self._tell(publish(lane, outcome, accepted, logprobs))
         if lane.finish_reason is not None:
             self._finish(lane)
 
+    def _tell(self, tokens: Tokens | None) -> None:
+        if tokens is not None:
+            self._emit(tokens)
+
     def _finish(self, lane: Lane) -> None:
-        """Captures the turn's end, frees the lane, and says how the turn ended."""
+        """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
+        self._tell(tell(lane, len(lane.published), None))
         self._capture(lane, "turn_end")
         finished = Finished(
             turn=lane.submit.turn,
@@ -311,6 +310,9 @@ class Engine:
             rounds=tuple(lane.rounds),
             acceptance_length=lane.acceptance_length,
             seconds=self._clock() - lane.admitted_at,
+            stop_string=lane.stop_match.string if lane.stop_match else None,
+            text_cut=lane.stop_match.text_cut if lane.stop_match else 0,
+            hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
         )
         self._end(lane, finished)
 

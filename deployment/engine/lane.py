@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployment.engine.messages import FinishReason, Hit, Submit
+from deployment.engine.messages import FinishReason, Hit, Submit, TokenLogprob
+from deployment.engine.stop_strings import StopMatch, StopStrings
+from deployment.engine.thinking import ThinkingLimit
 from state.memory import SequenceMemory
 
 
@@ -14,7 +16,8 @@ class Lane:
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
     turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `suspended`:
-    the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one."""
+    the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
+    answer's ids, of which the client knows the first `told`; the others may belong to a stop string."""
 
     submit: Submit
     row: int
@@ -35,6 +38,11 @@ class Lane:
     ended: bool = False
     suspended: bool = False
     passed: int = 0
+    stop_strings: StopStrings | None = None
+    stop_match: StopMatch | None = None
+    thinking: ThinkingLimit | None = None
+    told: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:

@@ -46,6 +46,21 @@ class Sampling:
     logprobs: int | None = None
 
 
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """At most `tokens` ids of a turn inside think blocks; then an open one is closed by the ids `close`.
+
+    `opened`: the prompt leaves a block open. A generated `begin` opens one (None: none does), a generated `end` closes
+    it.
+    """
+
+    tokens: int
+    close: tuple[int, ...]
+    end: int
+    begin: int | None = None
+    opened: bool = False
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -58,6 +73,9 @@ class Submit:
     the turn ends, at whatever was committed by then. `stop_ids`, and the model's end tokens unless `ignore_eos`, end
     the turn: such an id is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to
     the context limit. `drafting = False` decodes without proposals even if the engine has a drafter.
+
+    `stop_strings` end the turn at the token that completes one, if `sampling.min_tokens` ids are published by then.
+    That token is committed; the text ends before the string, or with it if `include_stop_string`.
 
     `tenant`: whose turn it is; limits and fairness are between tenants. `priority`: background turns wait for
     interactive ones, and give their lanes up first. `queue_seconds`: how long the turn may wait for its first lane
@@ -73,6 +91,9 @@ class Submit:
     session: str | None = None
     stable_boundary: int = 0
     drafting: bool = True
+    stop_strings: tuple[str, ...] = ()
+    include_stop_string: bool = False
+    thinking: ThinkingBudget | None = None
     tenant: str = ""
     priority: Priority = "interactive"
     queue_seconds: float | None = None
@@ -184,10 +205,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One committed round: `token_ids` are published; `start` is the ledger position of the first.
+    """`token_ids` are published, all of them committed; `start` is the ledger position of the first. It is one round,
+    less what may belong to a stop string, and with what was held back before and turned out not to.
 
     `accepted` is the number of accepted drafts of the round; None for the token that the prefill drew. `logprobs` has
-    one entry a published id where they were asked for, else it is empty.
+    one entry a published id where they were asked for, else it is empty. `text_cut`: that many characters at the end
+    of the published ids' text do not count, since they belong to a stop string or follow it; never before the last of
+    a turn's events of this kind.
     """
 
     turn: str
@@ -195,6 +219,7 @@ class Tokens:
     token_ids: tuple[int, ...]
     accepted: int | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    text_cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,6 +228,9 @@ class Finished:
 
     `frontier` counts the tokens whose target state is committed; the ledger has one more (the anchor).
     `rounds` lists accepted drafts round by round, a cut round included. `seconds`: wall time since the turn got a lane.
+    `stop_string` is the string that ended the turn, if one did; then the answer is the text of `token_ids` without its
+    last `text_cut` characters. `hidden_ids` were committed after `token_ids` and are not published: `stop_id`, or what
+    belongs to `stop_string`.
     """
 
     turn: str
@@ -214,6 +242,9 @@ class Finished:
     rounds: tuple[int, ...]
     acceptance_length: float
     seconds: float
+    stop_string: str | None = None
+    text_cut: int = 0
+    hidden_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,10 @@
-"""The host's preview of a round: of the licensed tokens, how many are kept, and whether the turn ends there.
+"""The host's preview of a round, and what the client is told of it once it is committed.
 
-Source: specification (preview, N), decisions 7 and 18.
+    preview   how many of the licensed tokens are kept, and whether the turn ends there: stop ids, stop strings, the
+              thinking budget, the token budget, whichever comes first. Where two meet in one token, stop beats length
+    publish   ids that cannot belong to a stop string any more; the others are held back until that is decided
+
+Source: specification (preview, N), decisions 7, 18 and 20.
 """
 
 from __future__ import annotations
@@ -9,25 +13,79 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployment.engine.lane import Lane
-from deployment.engine.messages import FinishReason
+from deployment.engine.messages import FinishReason, TokenLogprob, Tokens
+from deployment.engine.stop_strings import StopMatch
 
 
 @dataclass(frozen=True)
 class Preview:
-    """`kept`: the N licensed tokens that are committed. `published`: those of them that the client sees, all but a
-    hidden stop id, which is always the last. `finish_reason` is None while the turn goes on."""
+    """`kept`: the N tokens that are committed. `published`: those of them that the client sees unless they belong to a
+    stop string: all but a hidden stop id, which is always the last. `finish_reason` is None while the turn goes on.
+    `match`: the stop string that ended it. `forced`: indices in `kept` of ids that nobody chose."""
 
     kept: tuple[int, ...]
     published: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stop_id: int | None
+    finish_reason: FinishReason | None = None
+    stop_id: int | None = None
+    match: StopMatch | None = None
+    forced: tuple[int, ...] = ()
 
 
 def preview(lane: Lane, licensed: Sequence[int]) -> Preview:
-    """Cuts `licensed` at the first stop id or at the end of the budget, whichever comes first."""
-    for index, token in enumerate(licensed):
+    """Cuts `licensed` where the turn ends, and where a forced id takes the place of another one.
+
+    The lane's watchers move on: a round is previewed once, and one that cannot be committed ends its turn.
+    """
+    kept: list[int] = []
+    forced: list[int] = []
+
+    def end(reason: FinishReason | None, stop_id: int | None = None, match: StopMatch | None = None) -> Preview:
+        published = kept if stop_id is None else kept[:-1]
+        return Preview(tuple(kept), tuple(published), reason, stop_id, match, tuple(forced))
+
+    for chosen in licensed:
+        token = chosen
+        if lane.thinking is not None:
+            if lane.thinking.forced is not None:
+                token = lane.thinking.forced
+                forced.append(len(kept))
+            lane.thinking.push(token)
+        kept.append(token)
         if token in lane.stop_ids:
-            return Preview(tuple(licensed[: index + 1]), tuple(licensed[:index]), "stop", token)
-        if index + 1 == lane.tokens_left:
-            return Preview(tuple(licensed[: index + 1]), tuple(licensed[: index + 1]), "length", None)
-    return Preview(tuple(licensed), tuple(licensed), None, None)
+            return end("stop", stop_id=token)
+        match = lane.stop_strings.push(token) if lane.stop_strings is not None else None
+        if match is not None:
+            return end("stop", match=match)
+        if len(kept) == lane.tokens_left:
+            return end("length")
+        if token != chosen:
+            break  # what was licensed beyond it stood after another token
+    return end(None)
+
+
+def publish(lane: Lane, outcome: Preview, accepted: int | None, logprobs: Sequence[TokenLogprob] = ()) -> Tokens | None:
+    """Books a committed round. Returns what the client is told of it, if anything.
+
+    `logprobs`: one a licensed token, or none. A forced id was certain, so that its logprob is 0.
+    """
+    lane.ledger.extend(outcome.kept)
+    lane.published.extend(outcome.published)
+    for index, (token, logprob) in enumerate(zip(outcome.published, logprobs, strict=False)):
+        lane.logprobs.append(TokenLogprob(token, 0.0, ()) if index in outcome.forced else logprob)
+    lane.finish_reason, lane.stop_id, lane.stop_match = outcome.finish_reason, outcome.stop_id, outcome.match
+    if outcome.match is not None:
+        del lane.published[outcome.match.shown :], lane.logprobs[outcome.match.shown :]
+    if lane.stop_strings is None or lane.finish_reason is not None:
+        return tell(lane, len(lane.published), accepted)
+    return tell(lane, lane.stop_strings.free, accepted)
+
+
+def tell(lane: Lane, count: int, accepted: int | None) -> Tokens | None:
+    """The event that brings what the client knows to the first `count` published ids; None if it knows them."""
+    known, lane.told = lane.told, max(count, lane.told)
+    ids = tuple(lane.published[known : lane.told])
+    if not ids:
+        return None
+    text_cut = lane.stop_match.text_cut if lane.stop_match is not None else 0
+    logprobs = tuple(lane.logprobs[known : lane.told])
+    return Tokens(lane.submit.turn, lane.prompt_tokens + known, ids, accepted, logprobs, text_cut)

@@ -162,6 +162,8 @@ class Executor:
         drafter = self._models.drafter
         if drafter is None or not lane.submit.drafting:
             return 0
+        if lane.thinking is not None and lane.thinking.forced is not None:
+            return 0  # the next token is not the model's: whatever were drafted would be dropped
         room = drafter.config.max_positions - lane.frontier - 1
         return max(0, min(self._models.draft_tokens, lane.tokens_left - 1, room))
 

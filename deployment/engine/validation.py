@@ -6,7 +6,10 @@ from typing import get_args
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Priority, Sampling, Submit
+from deployment.engine.messages import Priority, Sampling, Submit, ThinkingBudget
+
+MAX_STOP_CHARACTERS = 1024
+"""Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""
 
 
 def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
@@ -40,6 +43,9 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
     _check_waiting(submit)
     _check_sampling(submit.sampling)
     _check_penalties(submit.sampling, public_rows)
+    _check_stop_strings(submit.stop_strings)
+    if submit.thinking is not None:
+        _check_thinking(submit.thinking, public_rows)
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -79,6 +85,27 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= min(20, public_rows):
         message = f"logprobs is {sampling.logprobs}, must be 0 to 20"
         raise EngineError(errors.INVALID_REQUEST, message, "logprobs")
+
+
+def _check_stop_strings(strings: tuple[str, ...]) -> None:
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            message = f"stop: a string has {len(string)} characters, must have 1 to {MAX_STOP_CHARACTERS}"
+            raise EngineError(errors.INVALID_REQUEST, message, "stop")
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            message = f"stop: a string holds a lone surrogate at character {error.start}, which is no text"
+            raise EngineError(errors.INVALID_REQUEST, message, "stop") from None
+
+
+def _check_thinking(thinking: ThinkingBudget, public_rows: int) -> None:
+    if thinking.tokens < 0:
+        message = f"thinking_budget is {thinking.tokens}, must be at least 0"
+        raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
+    if not thinking.close or not all(0 <= token < public_rows for token in thinking.close):
+        message = f"thinking_budget: the closing ids are {list(thinking.close)}, must be ids of [0, {public_rows})"
+        raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
 
 
 def _check_waiting(submit: Submit) -> None:

@@ -67,6 +67,7 @@ def test_streamed_text_is_the_text_of_the_json_and_a_seed_repeats_itself():
         (("--prompt", "a", "--presence-penalty", "inf"), "presence_penalty"),
         (("--prompt", "a", "--min-tokens", "-1"), "min_tokens"),
         (("--prompt", "a", "--logprobs", "21"), "logprobs"),
+        (("--prompt", "a", "--stop", ""), "stop: a string has 0 characters"),
         (("--prompt", "a", "--model", "/nowhere/at-all", "--backend", "none"), "/nowhere/at-all"),
         (("--prompt", "a", "--model", str(DEMO / "target")), ""),
         (("--prompt", "a " * 40, "--context", "16"), "16"),
@@ -79,6 +80,15 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, named):
         return
     assert result.exit_code == 2, result.output
     assert named in result.stderr and result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_a_stop_string_ends_the_text_before_it_in_both_outputs():
+    whole = json.loads(generate("--chat", "Count from 3 to 7.", "--json").stdout)["text"]
+    stop = whole[7:10]
+    request = ("--chat", "Count from 3 to 7.", "--stop", stop, "--stop", "never")
+    streamed, answer = generate(*request), json.loads(generate(*request, "--json").stdout)
+    assert streamed.stdout == answer["text"] + "\n" == whole[: whole.index(stop)] + "\n"
+    assert answer["finish_reason"] == "stop"
 
 
 def test_controls_reach_the_engine_and_logprobs_come_with_the_json():

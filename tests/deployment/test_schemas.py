@@ -30,13 +30,24 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"stream": "yes"}, "stream"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
         ({"chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs.colour"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
         ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"thinking_budget": -1}, "thinking_budget"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"stop": ["\n"]}, "stop"),
+        ({"stop": ""}, "stop.0"),
+        ({"stop": ["a", ""]}, "stop.1"),
+        ({"stop": ["a", 3]}, "stop.1"),
+        ({"stop": 3}, "stop"),
+        ({"stop": list("abcde")}, "stop"),
+        ({"stop": "a" * 1025}, "stop.0"),
+        ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -70,6 +81,12 @@ def test_fields_that_change_nothing_are_accepted():
         | {"presence_penalty": 0.0, "frequency_penalty": 0, "response_format": {"type": "text"}, "tool_choice": "auto"},
     )
     assert body.messages[0].content == "Hello"
+
+
+def test_stop_is_a_string_or_up_to_four():
+    assert parse(TurnBody, HELLO | {"stop": "END"}).stop == ["END"]
+    assert parse(TurnBody, HELLO | {"stop": ["a", "b", "\n", "\u20ac"]}).stop == ["a", "b", "\n", "\u20ac"]
+    assert not parse(TurnBody, HELLO | {"stop": []}).stop
 
 
 def test_extra_fields_of_a_message_reach_the_template():

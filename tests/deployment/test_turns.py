@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from deployment.turns import TurnText, append, full_history, think_is_open
+from deployment.engine.messages import Sampling, Submit
+from deployment.turns import TurnText, append, choices, full_history, think_is_open, thinking_budget
 from model import DEMO
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -109,6 +112,34 @@ def test_thinking_and_answer_are_told_apart_wherever_the_rounds_cut(template, to
     pieces = [*(single.push([i]) for i in ids), single.flush()]
     assert "".join(content for _, content in pieces) == whole.content == single.content
     assert "".join(reasoning for reasoning, _ in pieces) == whole.reasoning == single.reasoning
+
+
+def test_what_a_stop_string_takes_is_cut_off_the_last_ids_text(template, tokenizer):
+    opener = full_history(template, tokenizer, [FACT], enable_thinking=False)
+    text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
+    ids = tokenizer.encode("Noted. caf\u00e9")
+    assert text.push(ids[:1])[1] + text.push(ids[1:], 5)[1] == "Noted."
+    assert text.flush() == ("", "") and text.message["content"] == "Noted."
+    text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
+    first_byte = tokenizer.encode("\u4e02")[:1]
+    assert text.push([*ids, *first_byte], 1) == ("", "Noted. caf\u00e9")  # half a character is one U+FFFD
+
+
+def test_choices_differ_in_their_draws_and_names_only():
+    submit = Submit("t", (1, 2), Sampling(temperature=1.0, seed=5), max_tokens=3)
+    first, second, third = choices(submit, 3)
+    assert first is submit
+    assert second == replace(submit, turn="t.1", sampling=replace(submit.sampling, sub=1))
+    assert (third.turn, third.sampling.sub) == ("t.2", 2)
+
+
+def test_thinking_budget_knows_whether_the_prompt_leaves_a_block_open(template, tokenizer):
+    opened = thinking_budget(tokenizer, full_history(template, tokenizer, [FACT], enable_thinking=True), 5)
+    closed = thinking_budget(tokenizer, full_history(template, tokenizer, [FACT], enable_thinking=False), 5)
+    assert opened is not None and closed is not None
+    assert (opened.opened, closed.opened, opened.tokens) == (True, False, 5)
+    assert tokenizer.decode(opened.close) == "\n</think>\n\n" and opened.end in opened.close
+    assert thinking_budget(tokenizer, full_history(template, tokenizer, [FACT]), None) is None
 
 
 def test_without_an_opener_all_text_is_the_answer(template, tokenizer):

@@ -1,0 +1,115 @@
+"""A request's turns as they run, and what the interface makes of their events."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, cast
+
+from deployment.engine.messages import Sampling, Submit
+from deployment.engine.service import EngineService
+from deployment.keeper import SessionKeeper
+from deployment.openai_format import Choices, Completion
+from deployment.running import RunningTurn
+from deployment.turns import Prompt, choices
+from deployment.wire import Closed, Delta, Opened, TokenFact, TurnEvent, TurnRequest
+from tests.engine.driving import models, options, prompt
+
+PROMPT = prompt(0)
+
+
+def events_of(request: TurnRequest, **fields: Any) -> list[TurnEvent]:
+    """All events of a request's choices, from an engine of its own, in the order in which they came."""
+
+    async def scenario() -> list[TurnEvent]:
+        service = EngineService(models("dflash2"), options("dflash2", lanes=4, images=2))
+        submit = Submit(
+            request.turn, PROMPT, max_tokens=request.max_tokens, ignore_eos=True, stop_strings=request.stop, **fields
+        )
+        queue: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        try:
+            turns = [
+                RunningTurn(
+                    "r", "m", request, one, Prompt(PROMPT, len(PROMPT) - 1), None, service,
+                    cast(SessionKeeper, None), lambda _: None, queue,
+                )
+                for one in choices(submit, request.n)
+            ]  # fmt: skip
+            for turn in turns:
+                await turn.ended()
+        finally:
+            await asyncio.to_thread(service.close)
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    return asyncio.run(scenario())
+
+
+def asked(**fields: Any) -> TurnRequest:
+    return TurnRequest(turn="t", mode="history", messages=(), max_tokens=16, **fields)
+
+
+def contents(events: list[TurnEvent], n: int = 1) -> list[str]:
+    return ["".join(e.content for e in events if isinstance(e, Delta) and e.choice == i) for i in range(n)]
+
+
+def test_choices_of_a_request_are_told_apart_and_each_is_what_it_would_be_alone():
+    sampling = Sampling(temperature=1.5, seed=3)
+    together = events_of(asked(n=3), sampling=sampling)
+    alone = contents(events_of(asked(), sampling=sampling))
+    assert contents(together, 3)[0] == alone[0]
+    assert len(set(contents(together, 3))) == 3
+    assert sorted(e.choice for e in together if isinstance(e, Closed)) == [0, 1, 2]
+
+
+def test_a_stop_string_is_the_stop_reason_and_nothing_of_it_is_in_the_text():
+    (whole,) = contents(events_of(asked()))
+    stop = whole[9:13]
+    events = events_of(asked(stop=(stop,)))
+    closed = events[-1]
+    assert isinstance(closed, Closed) and (closed.finish_reason, closed.stop_reason) == ("stop", stop)
+    assert contents(events) == [whole[: whole.index(stop)]]
+
+
+def test_logprobs_come_with_the_tokens_that_they_belong_to():
+    events = events_of(asked(stop=("never",)), sampling=Sampling(logprobs=1))
+    facts = [fact for e in events if isinstance(e, Delta) for fact in e.logprobs]
+    assert len(facts) == 16
+    assert b"".join(fact.data for fact in facts).decode() == contents(events)[0]
+    assert all(fact.top == ((fact.data, fact.logprob),) for fact in facts)
+
+
+# ------------------------------------------------------------------------------------------------ the interface
+
+OPENED = Opened("r", "m", 7, 10, 4, None)
+CLOSED = Closed("stop", 3, (1, 0), 1.0, 0.1, None, choice=0, stop_reason="END")
+
+
+def test_whole_answers_have_their_choices_in_order_and_usage_is_summed():
+    taken = Choices(2)
+    for event in (
+        Delta("", "b", 1), Delta("", "a", 0), replace(CLOSED, choice=1, stop_reason=None), Delta("t", "c", 0), CLOSED
+    ):  # fmt: skip
+        assert not taken.complete
+        taken.take(event)
+    assert taken.complete
+    document = Completion("id", OPENED, 2).whole(taken)
+    assert [(c["index"], c["message"]["content"], c["stop_reason"]) for c in document["choices"]] == [
+        (0, "ac", "END"), (1, "b", None),
+    ]  # fmt: skip
+    assert document["choices"][0]["message"]["reasoning_content"] == "t"
+    assert "reasoning_content" not in document["choices"][1]["message"]
+    assert document["usage"]["completion_tokens"] == 6 and document["usage"]["total_tokens"] == 16
+    assert "meta_info" not in document and document["choices"][1]["meta_info"]["rounds"] == [1, 0]
+
+
+def test_chunks_name_their_choice_and_carry_finite_logprobs():
+    completion = Completion("id", OPENED, 2)
+    fact = TokenFact(b"\xe2\x82", float("-inf"), ((b"a", -0.5),))
+    (choice,) = completion.delta(Delta("", "", 1, (fact,)))["choices"]
+    assert choice["index"] == 1 and choice["delta"] == {}
+    (entry,) = choice["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xE2, 0x82], -9999.0)
+    assert entry["top_logprobs"] == [{"token": "a", "bytes": [97], "logprob": -0.5}]
+    last = completion.last(replace(CLOSED, choice=1))["choices"][0]
+    assert (last["index"], last["finish_reason"], last["stop_reason"]) == (1, "stop", "END")
+    assert completion.delta(Delta("", "x"))["choices"][0]["logprobs"] is None
