@@ -163,6 +163,17 @@ def test_cancelling_a_preempted_turn_keeps_for_its_session_what_was_committed():
     assert kept.ledger == submit.prompt_ids + finished.token_ids
 
 
+def test_cancelling_a_preempted_turn_without_a_session_gives_all_its_memory_back():
+    world = Hashed(lanes=1, images=3)
+    world.submit("a", max_tokens=100)
+    world.steps(5)
+    world.engine.execute(Preempt("a"))
+    assert len(world.engine.memory.checkpoints) == 1
+    world.engine.execute(Cancel("a"))
+    world.steps()
+    assert isinstance(world.of("a")[-1], Finished) and not world.engine.memory.checkpoints
+
+
 def test_a_session_that_was_dropped_while_its_turn_was_preempted_gets_nothing_from_it():
     world = Hashed(lanes=1, images=3)
     submit = world.submit("a", session="s", max_tokens=40)
