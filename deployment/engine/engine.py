@@ -196,6 +196,7 @@ class Engine:
                 lane.finish_reason = "cancelled"
                 self._guarded([lane], partial(self._finish, lane))
                 continue
+            self._sessions.unpark(ticket.turn)
             prompt_tokens = len(ticket.submit.prompt_ids)
             self._emit(Finished(ticket.turn, "cancelled", (), None, prompt_tokens, 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
@@ -206,15 +207,26 @@ class Engine:
     def _admit(self, now: float) -> None:
         """Lanes for turns that fit; the lanes of others for one that has waited too long."""
         for late in self._scheduler.expired(now):
+            self._sessions.unpark(late.turn)
             seconds = now - late.waits_since
             message = f"the turn waited {seconds:.1f} s for a lane, longer than it may (queue_seconds)"
             self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
+        for ticket in self._scheduler.waiting:
+            ticket.held = ticket.submit.after is not None and self._prompt_ahead(ticket.submit.after)
         self._scheduler.admit(now, self._take)
         victims = self._scheduler.victims(now)
         for victim in victims:
             self._preempt(victim.turn)
         if victims:
             self._scheduler.admit(now, self._take)
+
+    def _prompt_ahead(self, turn: str) -> bool:
+        """Whether a turn's prompt will be there sooner than another turn could prefill the same one."""
+        lane = next((lane for lane in (*self._lanes, *self._suspended.values()) if lane.submit.turn == turn), None)
+        if lane is not None:
+            return len(lane.ledger) == lane.prompt_tokens
+        # one that waits for another turn itself is not waited for: two turns never wait for each other
+        return any(t.turn == turn and t.submit.after is None for t in self._scheduler.waiting)
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
@@ -266,13 +278,15 @@ class Engine:
         """
         start, end = lane.frontier, self._pacer.slice_end(lane, decoding)
         replayed = len(lane.ledger) > lane.prompt_tokens
-        before = self._clock()
-        self._executor.prefill(lane, end)
-        self._pacer.measured(end - start, self._clock() - before)
+        if start < end:
+            before = self._clock()
+            self._executor.prefill(lane, end)
+            self._pacer.measured(end - start, self._clock() - before)
         if end == lane.boundary:
             self._capture(lane, "turn_start")
-        if lane.prefilling or replayed:
+        if lane.frontier < lane.prefill_end or replayed:
             return
+        self._admission.share(lane)
         token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
         self._publish(lane, preview(lane, (token,)), None, logprobs)

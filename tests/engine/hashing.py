@@ -101,8 +101,8 @@ class HashExecutor:
         self._write(self._memory.draft, lane.memory.draft_pages, end - len(tokens), tokens)
         lane.memory.context_frontier = end
 
-    def first_token(self, lane: Lane) -> int:
-        return drawn(lane.submit, self._state(lane), 0)
+    def first_token(self, lane: Lane) -> tuple[int, tuple[()]]:
+        return drawn(lane.submit, self._state(lane), 0), ()
 
     def run(self, lanes: Sequence[Lane]) -> Any:
         self.catch_up(lanes)
@@ -110,7 +110,8 @@ class HashExecutor:
         assert len(set(rows)) == len(rows), "two lanes have one row"
         licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
-        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted)
+        untold = ((),) * len(lanes)
+        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold)
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):
