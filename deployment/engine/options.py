@@ -48,3 +48,16 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field for a limit that nobody could keep."""
+        for name in ("queue_turns", "tenant_lanes", "tenant_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, must be at least 1")
+        for name in ("queue_seconds", "preempt_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} is {value}, must be at least 0")
+        if not self.max_stall_ms > 0:
+            raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")

@@ -23,6 +23,7 @@ from deployment.engine.messages import (
     Tokens,
 )
 from deployment.engine.pacing import PrefillPacer
+from state.memory import UNSETTLED
 from tests.engine.driving import Driver, prompt, seeded
 from tests.engine.hashing import VOCABULARY, Clock, hash_engine, undisturbed
 
@@ -115,6 +116,16 @@ def test_a_turn_that_waits_too_long_for_its_first_lane_fails_with_queue_timeout_
     assert isinstance(finished, Finished) and finished.token_ids == undisturbed(running, 256)[0]
 
 
+def test_a_turn_that_may_not_wait_at_all_runs_if_there_is_a_lane():
+    world = Hashed(lanes=1)
+    for turn in "ab":
+        world.submit(turn, max_tokens=5, queue_seconds=0.0)
+    world.steps()
+    assert isinstance(world.of("a")[-1], Finished)
+    (failed,) = world.of("b")
+    assert isinstance(failed, Failed) and failed.code == errors.QUEUE_TIMEOUT
+
+
 def test_a_turn_that_no_queue_has_room_for_is_overloaded_and_the_turns_before_it_run():
     world = Hashed(lanes=1, queue_turns=2)
     for turn in "abc":
@@ -141,7 +152,7 @@ def test_cancelling_a_preempted_turn_keeps_for_its_session_what_was_committed():
     world.steps(5)
     world.submit("other", max_tokens=100)
     world.engine.execute(Preempt("a"))
-    world.engine._take = lambda _ticket: None  # nobody gets a lane, and everybody who asks for one has ended
+    world.engine._take = lambda ticket: None  # nobody gets a lane, and everybody who asks for one has ended
     world.engine.execute(Cancel("a"))
     world.steps()
     finished = world.of("a")[-1]
@@ -162,6 +173,25 @@ def test_a_session_that_was_dropped_while_its_turn_was_preempted_gets_nothing_fr
     finished = world.of("a")[-1]
     assert isinstance(finished, Finished) and finished.token_ids == undisturbed(submit, 256)[0]
     assert not world.engine.memory.checkpoints
+
+
+def test_a_turn_whose_draft_context_was_torn_when_it_was_preempted_is_replayed():
+    world = Hashed(lanes=1, images=3)
+    submit = world.submit("a", max_tokens=60)
+    world.steps(4)
+
+    def torn(lanes):
+        lanes[0].memory.context_frontier = UNSETTLED
+        raise RuntimeError("device lost")
+
+    executor = world.engine._executor
+    catch_up, executor.catch_up = executor.catch_up, torn
+    world.engine.execute(Preempt("a"))
+    executor.catch_up = catch_up
+    assert not world.engine.memory.checkpoints
+    world.steps()
+    finished = world.of("a")[-1]
+    assert isinstance(finished, Finished) and finished.token_ids == undisturbed(submit, 256)[0]
 
 
 def test_preempting_a_turn_that_waits_or_is_unknown_changes_nothing():

@@ -271,3 +271,13 @@ def test_a_turn_waits_as_long_as_it_says_or_the_option_says():
     assert [ticket.turn for ticket in books.scheduler.expired(now=1.5)] == ["hasty"]
     assert [ticket.turn for ticket in books.scheduler.expired(now=6.0)] == ["usual"]
     assert [ticket.turn for ticket in books.scheduler.waiting] == ["patient"]
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("queue_turns", 0), ("tenant_lanes", 0), ("tenant_queued_tokens", -1), ("queue_seconds", -1.0),
+     ("preempt_seconds", float("nan")), ("max_stall_ms", 0.0)],
+)  # fmt: skip
+def test_a_limit_that_nobody_could_keep_is_refused_by_name(option, value):
+    with pytest.raises(ValueError, match=f"{option} is {value}, must be"):
+        Books(**{option: value})
