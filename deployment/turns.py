@@ -133,10 +133,13 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) ->
 
 
 def choices(submit: Submit, n: int) -> list[Submit]:
-    """`n` turns that differ in their draws only."""
-    return [submit] + [
-        replace(submit, turn=f"{submit.turn}.{i}", sampling=replace(submit.sampling, sub=i)) for i in range(1, n)
+    """`n` turns that differ in their draws only. The first one prefills the prompt for all."""
+    names = tuple(f"{submit.turn}.{i}" for i in range(1, n))
+    others = [
+        replace(submit, turn=name, sampling=replace(submit.sampling, sub=i), after=submit.turn)
+        for i, name in enumerate(names, start=1)
     ]
+    return [replace(submit, followers=names), *others]
 
 
 class TurnText:

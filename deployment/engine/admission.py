@@ -1,6 +1,7 @@
 """Where does a turn get the memory it runs in, how does it give it up, and how does it go on later?
 
-    open      the session's deepest checkpoint that is a prefix of the prompt, else an empty state
+    open      what another turn with the same prompt left for it; else the session's deepest checkpoint that is a prefix
+              of the prompt; else an empty state
     suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
     resume    that checkpoint; else a prefix of the ledger that the session holds; else an empty state. What is missing
               is prefilled again up to the last commit boundary: nothing is drawn or published twice
@@ -30,7 +31,7 @@ from state.memory import SequenceMemory, StateMemory
 logger = logging.getLogger(__name__)
 
 _Opened = tuple[SequenceMemory, Hit | None]
-"""The hit is None where a turn goes on from its own checkpoint."""
+"""The hit is None where a turn goes on from a checkpoint that was kept for it."""
 
 
 class Admission:
@@ -64,6 +65,7 @@ class Admission:
         budget = self.budget(submit)
         take = partial(self._restore, submit, submit.prompt_ids, len(submit.prompt_ids) + budget)
         memory, hit = self._with_room(take, submit, alone)
+        self._sessions.unpark(submit.turn)
         ends = frozenset(self._models.defaults.eos_ids)
         return Lane(
             submit=submit,
@@ -72,7 +74,7 @@ class Admission:
             ledger=list(submit.prompt_ids),
             budget=budget,
             stop_ids=frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else ends),
-            hit=hit or "none",
+            hit=hit or "device",
             reused=memory.frontier,
             admitted_at=now,
             session=submit.session,
@@ -90,6 +92,18 @@ class Admission:
             include=submit.include_stop_string,
             min_tokens=submit.sampling.min_tokens,
         )
+
+    def share(self, lane: Lane) -> None:
+        """Keeps the state of a prompt that has just been prefilled for the turns that follow. It never makes room for
+        it: a turn that finds none prefills."""
+        for turn in lane.submit.followers:
+            if self._sessions.parked(turn) is not None:
+                continue
+            try:
+                self._sessions.park(turn, self._memory.capture(lane.memory, lane.ledger, "prompt", "turn_start"))
+            except Exception as error:  # also that of a device
+                logger.info("a prompt will be prefilled again: %s", error)
+                return
 
     def suspend(self, lane: Lane) -> None:
         """Takes a lane's memory away. Its draft context must have caught up."""

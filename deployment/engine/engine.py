@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
-
 from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.errors import EngineError
@@ -46,15 +44,13 @@ from deployment.engine.messages import (
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.pacing import PrefillPacer
+from deployment.engine.pools import state_memory
 from deployment.engine.publication import Preview, preview, publish, tell
 from deployment.engine.round import Executor
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
 from deployment.engine.validation import check_submit
-from model.errors import ModelError
 from state.errors import CapacityError, StateError
-from state.geometry import pages_for
-from state.memory import StateMemory
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +192,7 @@ class Engine:
                 lane.finish_reason = "cancelled"
                 self._guarded([lane], partial(self._finish, lane))
                 continue
+            self._sessions.unpark(ticket.turn)
             prompt_tokens = len(ticket.submit.prompt_ids)
             self._emit(Finished(ticket.turn, "cancelled", (), None, prompt_tokens, 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
@@ -205,6 +202,8 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         """Lanes for turns that fit; the lanes of others for one that has waited too long."""
+        for ticket in self._scheduler.waiting:
+            ticket.held = ticket.submit.after is not None and self._prompt_ahead(ticket.submit.after)
         self._scheduler.admit(now, self._take)
         victims = self._scheduler.victims(now)
         for victim in victims:
@@ -212,8 +211,17 @@ class Engine:
         if victims:
             self._scheduler.admit(now, self._take)
         for late in self._scheduler.expired(now):
+            self._sessions.unpark(late.turn)
             message = f"the turn waited {now - late.waits_since:.1f} s, no lane was free in its time (queue_seconds)"
             self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
+
+    def _prompt_ahead(self, turn: str) -> bool:
+        """Whether a turn's prompt will be there sooner than another turn could prefill the same one."""
+        lane = next((lane for lane in (*self._lanes, *self._suspended.values()) if lane.submit.turn == turn), None)
+        if lane is not None:
+            return len(lane.ledger) == lane.prompt_tokens
+        # one that waits for another turn itself is not waited for: two turns never wait for each other
+        return any(t.turn == turn and t.submit.after is None for t in self._scheduler.waiting)
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
@@ -265,13 +273,15 @@ class Engine:
         """
         start, end = lane.frontier, self._pacer.slice_end(lane, decoding)
         replayed = len(lane.ledger) > lane.prompt_tokens
-        before = self._clock()
-        self._executor.prefill(lane, end)
-        self._pacer.measured(end - start, self._clock() - before)
+        if start < end:
+            before = self._clock()
+            self._executor.prefill(lane, end)
+            self._pacer.measured(end - start, self._clock() - before)
         if end == lane.boundary:
             self._capture(lane, "turn_start")
-        if lane.prefilling or replayed:
+        if lane.frontier < lane.prefill_end or replayed:
             return
+        self._admission.share(lane)
         token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
         self._publish(lane, preview(lane, (token,)), None, logprobs)
@@ -358,25 +368,3 @@ class Engine:
 
 def _shown(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def state_memory(models: Models, options: EngineOptions) -> StateMemory:
-    """All pools of an engine. Raises ModelError where the device has no room for them.
-
-    Unless told otherwise there are pages for every lane at full context and half as much for checkpoints; a GPU gives
-    at most what is free beside the weights, less a tenth for activations.
-    """
-    images = options.lanes + options.images
-    pages = options.pages or pages_for(models.context) * (options.lanes + max(1, options.lanes // 2))
-    geometry = models.geometry
-    if models.device.type == "cuda":
-        free = int(0.9 * torch.cuda.mem_get_info(models.device)[0])
-        fitting = (free - images * geometry.image_bytes) // (geometry.target_page_bytes + geometry.draft_page_bytes)
-        pages = pages if options.pages else min(pages, fitting)
-        if pages < 1 or pages > fitting:
-            raise ModelError(
-                f"images and pages do not fit the device: {images} images of {geometry.image_bytes} bytes and "
-                f"{max(pages, 1)} pages of {geometry.target_page_bytes + geometry.draft_page_bytes} bytes are wanted, "
-                f"{free} bytes can be used; choose fewer lanes, images or pages"
-            )
-    return StateMemory(geometry, pages, pages, images, models.device)

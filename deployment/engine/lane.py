@@ -59,7 +59,8 @@ class Lane:
 
     @property
     def prefilling(self) -> bool:
-        return self.frontier < self.prefill_end
+        """Whether something is to be prefilled, or nothing was drawn yet from a prompt that another turn prefilled."""
+        return self.frontier < self.prefill_end or len(self.ledger) == self.prompt_tokens
 
     @property
     def anchor(self) -> int:

@@ -80,6 +80,9 @@ class Submit:
     `tenant`: whose turn it is; limits and fairness are between tenants. `priority`: background turns wait for
     interactive ones, and give their lanes up first. `queue_seconds`: how long the turn may wait for its first lane
     (None: the engine's option); then it fails with `queue_timeout`.
+
+    `followers`: turns to come that have the same prompt; its state is kept for them when it is prefilled, while images
+    are free. `after`: the turn that this one follows; it waits until that one's prompt is in, or that turn is over.
     """
 
     turn: str
@@ -97,6 +100,8 @@ class Submit:
     tenant: str = ""
     priority: Priority = "interactive"
     queue_seconds: float | None = None
+    followers: tuple[str, ...] = ()
+    after: str | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ Holding = Mapping[str, int]
 @dataclass(eq=False)
 class Ticket:
     """A turn's place, from its arrival to its end. `arrival`: its number, smaller is older. `waits_since`: when it
-    arrived or was preempted. `deadline`: when waiting ends; None once it has had a lane."""
+    arrived or was preempted. `deadline`: when waiting ends; None once it has had a lane. `held`: it waits for another
+    turn's prompt, and no lane would help it."""
 
     submit: Submit
     arrival: int
@@ -56,6 +57,7 @@ class Ticket:
     shortage: Shortage | None = None
     overtaken: int = 0
     blocking: bool = False
+    held: bool = False
     holding: Holding = field(default_factory=dict)
 
     @property
@@ -170,7 +172,7 @@ class Scheduler:
         lanes = Counter(ticket.tenant for ticket in self._running)
         limit = self._options.tenant_lanes
         return min(
-            (ticket for ticket in tickets if limit is None or lanes[ticket.tenant] < limit),
+            (t for t in tickets if not t.held and (limit is None or lanes[t.tenant] < limit)),
             key=lambda t: (t.background, not t.blocking, lanes[t.tenant], self._served[t.tenant], t.arrival),
             default=None,
         )

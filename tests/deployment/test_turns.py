@@ -128,8 +128,8 @@ def test_what_a_stop_string_takes_is_cut_off_the_last_ids_text(template, tokeniz
 def test_choices_differ_in_their_draws_and_names_only():
     submit = Submit("t", (1, 2), Sampling(temperature=1.0, seed=5), max_tokens=3)
     first, second, third = choices(submit, 3)
-    assert first is submit
-    assert second == replace(submit, turn="t.1", sampling=replace(submit.sampling, sub=1))
+    assert first == replace(submit, followers=("t.1", "t.2")) and choices(submit, 1) == [submit]
+    assert second == replace(submit, turn="t.1", sampling=replace(submit.sampling, sub=1), after="t")
     assert (third.turn, third.sampling.sub) == ("t.2", 2)
 
 

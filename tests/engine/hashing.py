@@ -14,7 +14,7 @@ import torch
 
 from deployment.engine.engine import Engine
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Event, Submit, TokenLogprob
+from deployment.engine.messages import Event, Submit
 from deployment.engine.options import EngineOptions
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.memory import UNSETTLED, StateMemory
@@ -101,7 +101,7 @@ class HashExecutor:
         self._write(self._memory.draft, lane.memory.draft_pages, end - len(tokens), tokens)
         lane.memory.context_frontier = end
 
-    def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
+    def first_token(self, lane: Lane) -> tuple[int, tuple[()]]:
         return drawn(lane.submit, self._state(lane), 0), ()
 
     def run(self, lanes: Sequence[Lane]) -> Any:
@@ -110,8 +110,8 @@ class HashExecutor:
         assert len(set(rows)) == len(rows), "two lanes have one row"
         licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
-        told = ((),) * len(lanes)
-        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=told)
+        untold = ((),) * len(lanes)
+        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold)
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):
