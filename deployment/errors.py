@@ -11,6 +11,7 @@ STATUS_OF_CODE = {
     engine.CONTEXT_LENGTH_EXCEEDED: 400,
     engine.OVERLOADED: 429,
     engine.UNKNOWN_SESSION: 404,
+    engine.GRAMMAR_DEAD_END: 400,
     engine.BAD_STATE: 503,
     engine.INTERNAL_ERROR: 500,
 }

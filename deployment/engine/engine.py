@@ -91,6 +91,7 @@ class Engine:
                         raise EngineError(errors.INVALID_REQUEST, f"turn {command.turn!r} is running already", "turn")
                     check_submit(command, self.models.context, self.models.target.public_rows)
                     self._check_size(command)
+                    self._executor.grammars.check(command.grammar)
                     self._queue.append(command)
                 case Cancel():
                     if any(command.turn == turn for turn in self._turns()):
@@ -183,14 +184,18 @@ class Engine:
         """
         try:
             work()
+        except EngineError as error:  # the turn itself is at its end, as at a grammar's dead end
+            for lane in lanes:
+                self._fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
             logger.exception("a turn failed")
             for lane in lanes:
-                if not lane.ended:
-                    self._capture(lane, "turn_end")
-                    self._end(
-                        lane, Failed(lane.submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
-                    )
+                self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
+
+    def _fail(self, lane: Lane, error: EngineError) -> None:
+        if not lane.ended:
+            self._capture(lane, "turn_end")
+            self._end(lane, Failed(lane.submit.turn, error.code, error.message, error.param))
 
     def _end_cancelled(self) -> None:
         for submit in [submit for submit in self._queue if submit.turn in self._cancelled]:
@@ -244,6 +249,7 @@ class Engine:
             admitted_at=time.monotonic(),
             session=submit.session,
             boundary=submit.stable_boundary if submit.session else 0,
+            matcher=self._executor.grammars.matcher(submit.grammar),
         )
 
     @property
@@ -292,6 +298,8 @@ class Engine:
         for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
             lane.rounds.append(accepted)
             self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
+        for lane, error in done.dead_ends:
+            self._fail(lane, error)
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""

@@ -6,6 +6,7 @@ INVALID_REQUEST = "invalid_request"
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 OVERLOADED = "overloaded"
 UNKNOWN_SESSION = "unknown_session"
+GRAMMAR_DEAD_END = "grammar_dead_end"
 BAD_STATE = "bad_state"
 INTERNAL_ERROR = "internal_error"
 

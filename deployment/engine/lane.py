@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployment.engine.grammar import TurnMatcher
 from deployment.engine.messages import FinishReason, Hit, Submit
 from state.memory import SequenceMemory
 
@@ -13,7 +14,8 @@ class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
-    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out."""
+    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out.
+    `matcher`: where the turn stands in its grammar; it follows `generated`."""
 
     submit: Submit
     row: int
@@ -32,6 +34,7 @@ class Lane:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     ended: bool = False
+    matcher: TurnMatcher | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,6 +51,11 @@ class Lane:
     @property
     def anchor(self) -> int:
         return self.ledger[self.frontier]
+
+    @property
+    def generated(self) -> list[int]:
+        """Every token that the turn has chosen, the anchor included."""
+        return self.ledger[self.prompt_tokens :]
 
     @property
     def tokens_left(self) -> int:
