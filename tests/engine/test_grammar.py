@@ -17,7 +17,7 @@ from deployment.engine.grammar import Grammars
 from deployment.engine.messages import Cancel, Failed, Grammar, Sampling
 from tests.engine.driving import Driver, models, prompt, seeded
 
-DRAFTERS = [("none", None), ("dflash", None), ("dflash2", None), ("dflash2", 3)]
+DRAFTERS = [("none", None), ("dflash", 5), ("dflash2", None)]
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -203,7 +203,7 @@ def mask_rows(grammar: Grammar, generated: list[int], drafts: list[int] | None =
     lane: Any = _Lane(grammars, grammar, generated, **more)
     masks = grammars.masks([lane], [drafts], len(drafts) + 1, torch.device("cpu"))
     assert masks is not None and not masks.dead
-    return [set(row.nonzero()[:, 0].tolist()) for row in masks.allowed[0]]
+    return [set(row.nonzero()[:, 0].tolist()) for row in ~masks.forbidden[0]]
 
 
 def test_each_column_has_the_mask_of_the_drafts_before_it_and_none_after_a_forbidden_one():
@@ -231,11 +231,11 @@ def test_nothing_is_fed_to_a_matcher_beyond_its_end():
         for _ in range(2):
             masks = grammars.masks([lane], [drafts], 5, torch.device("cpu"))
             assert masks is not None and not masks.dead and not lane.matcher.inner.is_error()
-            assert int(masks.allowed[0, 0].sum()) == 10
+            assert int((~masks.forbidden[0, 0]).sum()) == 10
     lane.generated = [one, one, one]
     for _ in range(3):
         masks = grammars.masks([lane], [[one, 8180]], 3, torch.device("cpu"))
-        assert masks is not None and masks.allowed[0, 0].nonzero()[:, 0].tolist() == [8178, 8180]
+        assert masks is not None and (~masks.forbidden[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
 
 
 def test_a_matcher_given_another_history_replays_it():
@@ -246,7 +246,7 @@ def test_a_matcher_given_another_history_replays_it():
         lane.generated = generated
         masks = grammars.masks([lane], [[]], 1, torch.device("cpu"))
         assert masks is not None
-        allowed = set(masks.allowed[0, 0].nonzero()[:, 0].tolist())
+        allowed = set((~masks.forbidden[0, 0]).nonzero()[:, 0].tolist())
         assert expected <= allowed and allowed - expected <= set(ids_of("12")) | set(ids_of("21"))
 
 
@@ -290,19 +290,19 @@ def test_a_dead_end_that_only_a_rejected_draft_reaches_harms_nobody():
     (go,), stay = ids_of("go"), ids_of("stay")
     masks = grammars.masks([lane], [[go, 5]], 3, torch.device("cpu"))
     assert masks is not None and masks.dead[0][0] == 1
-    assert bool(masks.allowed[0, 0, stay[0]]) and bool(masks.allowed[0, 0, go])
+    assert not bool(masks.forbidden[0, 0, [stay[0], go]].any())
     lane.generated = stay
     masks = grammars.masks([lane], [[5]], 2, torch.device("cpu"))
     assert masks is not None and not masks.dead
-    assert masks.allowed[0, 0].nonzero()[:, 0].tolist() == [8178, 8180]
+    assert (~masks.forbidden[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
 
 
 def test_a_vocabulary_without_the_tokens_that_a_grammar_needs_is_a_dead_end():
     grammars = grammars_of(public_rows=20)
     lane: Any = _Lane(grammars, regex("[a-z]+"), [])
     masks = grammars.masks([lane], [[]], 1, torch.device("cpu"))
-    assert masks is not None and masks.dead[0][0] == 0 and masks.allowed.shape == (1, 1, 20)
-    assert bool(masks.allowed.all())
+    assert masks is not None and masks.dead[0][0] == 0 and masks.forbidden.shape == (1, 1, 20)
+    assert not bool(masks.forbidden.any())
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -351,3 +351,16 @@ def test_a_missing_library_is_named_and_other_turns_run(monkeypatch):
     assert isinstance(failed, Failed) and failed.code == errors.INVALID_REQUEST
     assert "llguidance" in failed.message and "dflash-serve[grammar]" in failed.message
     assert driver.run(prompt(0), max_tokens=2, ignore_eos=True).finish_reason == "length"
+
+
+def test_penalties_min_tokens_and_logprobs_go_with_a_grammar():
+    sampling = seeded(4, presence_penalty=0.5, min_tokens=12, logprobs=2)
+    for backend in ("none", "dflash2"):
+        driver = Driver(backend, images=2)
+        turn = driver.submit(prompt(0), sampling=sampling, grammar=regex(), max_tokens=300)
+        driver.steps()
+        finished = driver.finished(turn)
+        assert re.fullmatch(PATTERN, text_of(driver, finished.token_ids)) and len(finished.token_ids) >= 12
+    dead = driver.submit(prompt(0), sampling=replace(sampling, min_tokens=30), grammar=regex("[0-9]{6}"))
+    driver.steps()
+    assert driver.failed(dead).code == errors.GRAMMAR_DEAD_END and len(driver.streamed(dead)) >= 1
