@@ -132,6 +132,7 @@ def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: 
         min_tokens=body.min_tokens or 0,
         reproducible=body.reproducible,
         enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+        grammar=body.response_format.grammar if body.response_format else None,
     )
 
 

@@ -31,7 +31,7 @@ from deployment.ownership import Epoch, Placement, SessionKey
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.settings import AppArgs
-from deployment.turns import Prompt, append, full_history, think_is_open
+from deployment.turns import Prompt, after_thinking, append, full_history, think_is_open
 from deployment.wire import (
     Adopted,
     Closed,
@@ -227,6 +227,7 @@ class EngineReplica:
             session=session.engine_id if session else None,
             stable_boundary=prompt.stable_boundary if session else 0,
             drafting=request.drafting,
+            grammar=after_thinking(self._service.tokenizer, prompt.ids[prompt.stable_boundary :], request.grammar),
         )
         turn = RunningTurn(
             self._id, self._model, request, submit, prompt, session, self._service, self._keeper, self._turns.discard

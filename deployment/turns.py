@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from deployment.engine.messages import Grammar
 from model.chat_template import ChatTemplate
 from model.tokenizer import Detokenizer, Tokenizer
 
@@ -115,6 +116,13 @@ def think_is_open(tokenizer: Tokenizer, generated: Sequence[int]) -> bool:
         if token == opened:
             return True
     return False
+
+
+def after_thinking(tokenizer: Tokenizer, opener: Sequence[int], grammar: Grammar | None) -> Grammar | None:
+    """A grammar is that of the answer: where the prompt has opened a think block, it begins after its end."""
+    if grammar is None or not think_is_open(tokenizer, opener):
+        return grammar
+    return replace(grammar, after=tokenizer.id_of(THINK_CLOSE))
 
 
 class TurnText:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from deployment.engine.messages import Grammar
 from deployment.errors import Refused
 from deployment.ownership import Epoch, Placement, SessionKey
 
@@ -49,6 +50,7 @@ class TurnRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     reproducible: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
