@@ -9,9 +9,9 @@ after an end token, so they need no mask (decision 15). Where a grammar is compl
 allowed. A matcher is never fed past its end, and a lane whose masks say that nothing may follow ends there.
 
 Why llguidance and not xgrammar: a grammar needs no compile step over the vocabulary (a schema's matcher took under 1 ms
-here, a mask of the demo model's JSON about 10 us; its README states about 50 us at 128k tokens), JSON Schema keywords
-that it does not implement are refused by name, all positions of a block are masked in one threaded call, one abi3 wheel
-serves every Python from 3.10 on, and it takes a `tokenizer.json` as it is.
+here; a mask 10 us at the demo model's 8k tokens and 40 to 600 us at 248k; its README states about 50 us at 128k), JSON
+Schema keywords that it does not implement are refused by name, all positions of a block are masked in one threaded
+call, one abi3 wheel serves every Python from 3.10 on, and it takes a `tokenizer.json` as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ _KEPT = 32
 _MAX_THREADS = 8
 _MAX_TRIES = 200
 _MAX_LEXER_STATES = 50_000  # one or two KiB each
+_NOTHING = "NoExtension"
+"""How the library's message begins where nothing may follow, though the grammar is not complete."""
 _WHITESPACE = r"\x20|\r?\n(\x20{0,32}|\t{0,16})"
 """Between the parts of JSON: a blank, or a new line and its indentation, so that no model fills its budget with it."""
 
@@ -60,11 +62,16 @@ class Masks:
 
 
 class TurnMatcher:
-    """Where one turn stands in its grammar. `after`: the token that must have come first, None for none."""
+    """Where one turn stands in its grammar. `after`: the token that must have come first, None for none.
 
-    def __init__(self, prototype: Any, after: int | None) -> None:
+    All turns of a grammar share what its lexer has learned, which has a limit: `compile` gives a prototype that has
+    learned nothing yet.
+    """
+
+    def __init__(self, prototype: Any, after: int | None, compile: Callable[[], Any]) -> None:
         self._prototype = prototype
         self._after = after
+        self._compile = compile
         self._fed: list[int] = []
         self.restart()
 
@@ -74,29 +81,34 @@ class TurnMatcher:
         self.begun = self._after is None
         self._fed.clear()
 
+    def renew(self) -> None:
+        """The same, with a lexer that has all of its limit left."""
+        self._prototype = self._compile()
+        self.restart()
+
     def follow(self, generated: Sequence[int]) -> None:
         """Takes in what is new of all tokens that the turn has generated. Raises EngineError if one cannot follow."""
         if list(generated[: len(self._fed)]) != self._fed:
             self.restart()
+        if self._feed(generated):
+            return
+        self.renew()
+        if not self._feed(generated):
+            raise failure(self.inner.get_error(), len(self._fed))
+
+    def _feed(self, generated: Sequence[int]) -> bool:
         for token in generated[len(self._fed) :]:
             if self.begun and not self.inner.consume_token(token):
-                raise self.error(len(self._fed))
+                return False
             self.begun = self.begun or token == self._after
             self._fed.append(token)
+        return True
 
     def begins_in(self, drafts: Sequence[int]) -> int | None:
         """The column of a round from which the grammar holds, given its drafts. None: none of them."""
         if self.begun:
             return 0
         return drafts.index(self._after) + 1 if self._after in drafts else None
-
-    def error(self, tokens: int) -> EngineError:
-        """Why the matcher cannot go on after `tokens` generated tokens."""
-        reason = _first_line(self.inner.get_error())
-        if not reason or reason.startswith("NoExtension"):
-            return dead_end(tokens)
-        message = f"{FIELD}: the grammar cannot be followed after {tokens} tokens of the answer: {reason}"
-        return EngineError(errors.INVALID_REQUEST, message, FIELD)
 
 
 class Grammars:
@@ -143,7 +155,9 @@ class Grammars:
 
     def matcher(self, grammar: Grammar | None) -> TurnMatcher | None:
         """A new turn's matcher. Raises EngineError as `check` does."""
-        return None if grammar is None else TurnMatcher(self._prototype(grammar), grammar.after)
+        if grammar is None:
+            return None
+        return TurnMatcher(self._prototype(grammar), grammar.after, lambda: self._prototype(grammar, anew=True))
 
     # ------------------------------------------------------------------------------------------------ masks
 
@@ -205,7 +219,12 @@ class Grammars:
         where nothing may follow."""
         matcher = lane.matcher
         assert matcher is not None
-        end = self._stepwise(bits, matcher, lane.generated, proposed) if matcher.inner.is_error() else None
+        end = None
+        if matcher.inner.is_error():
+            try:
+                end = self._stepwise(bits, matcher, lane.generated, proposed)
+            except EngineError as error:
+                end = (0, error)
         complete = (bits & _bits_of(self._end_ids[:1], self._words)).any(-1)
         stops = _bits_of((token for token in lane.stop_ids if token < self._rows), self._words)
         bits[complete] |= stops
@@ -220,32 +239,33 @@ class Grammars:
 
     def _stepwise(
         self, bits: np.ndarray, matcher: TurnMatcher, generated: Sequence[int], proposed: list[int]
-    ) -> tuple[int, EngineError]:
-        """Where a matcher that broke at some draft breaks, which the ledger itself may never reach. It is whole
-        again afterwards."""
-        matcher.restart()
+    ) -> tuple[int, EngineError] | None:
+        """Masks of a matcher that broke at some draft, which the ledger itself may never reach. Returns the column
+        where it breaks again, if it does; the matcher is whole afterwards."""
+        if matcher.inner.get_error().startswith(_NOTHING):
+            matcher.restart()
+        else:
+            matcher.renew()
         matcher.follow(generated)
-        begin = matcher.begins_in(proposed) or 0
-        trial = TurnMatcher(matcher.inner, None)
-        found: tuple[int, EngineError] | None = None
+        begin = matcher.begins_in(proposed)
+        assert begin is not None
+        trial = matcher.inner.deep_copy()
+        bits[begin:] = -1
         for column in range(begin, len(proposed) + 1):
-            trial.inner.compute_bitmask()
-            if trial.inner.is_error():
-                found = (column, trial.error(len(generated) + column))
+            mask = trial.compute_bitmask()
+            if trial.is_error():
+                return column, failure(trial.get_error(), len(generated) + column)
+            bits[column] = np.frombuffer(mask, dtype=np.int32, count=self._words)
+            if trial.is_stopped() or column == len(proposed) or not trial.try_consume_tokens([proposed[column]]):
                 break
-            if column < len(proposed) and not trial.inner.try_consume_tokens([proposed[column]]):
-                break
-        if found is None:
-            message = f"{FIELD}: the grammar cannot be followed after {len(generated)} tokens of the answer"
-            found = (begin, EngineError(errors.INTERNAL_ERROR, message, FIELD))
-        return found
+        return None
 
     # ------------------------------------------------------------------------------------------------ compiling
 
-    def _prototype(self, grammar: Grammar) -> Any:
+    def _prototype(self, grammar: Grammar, anew: bool = False) -> Any:
         """The grammar's matcher before any token; the most recent ones are kept."""
         key = (grammar.kind, grammar.source)
-        if key not in self._compiled:
+        if anew or key not in self._compiled:
             self._compiled[key] = self._compile(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
@@ -301,6 +321,15 @@ def dead_end(tokens: int) -> EngineError:
     return EngineError(errors.GRAMMAR_DEAD_END, message, FIELD)
 
 
+def failure(reason: str, tokens: int) -> EngineError:
+    """Why a matcher cannot go on after `tokens` generated tokens, of what the library says."""
+    reason = reason.strip().partition("\n")[0]
+    if reason.startswith(_NOTHING):
+        return dead_end(tokens)
+    message = f"{FIELD}: the grammar cannot be followed after {tokens} tokens of the answer: {reason}"
+    return EngineError(errors.INVALID_REQUEST, message, FIELD)
+
+
 def _schema(grammar: Grammar) -> str:
     """The JSON schema of a JSON kind, as text; "" for the other kinds."""
     if grammar.kind == "json_object":
@@ -331,10 +360,6 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _refused(message: str) -> EngineError:
     return EngineError(errors.INVALID_REQUEST, f"{FIELD}: {message}", FIELD)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
 
 
 def _explained(text: str) -> str:

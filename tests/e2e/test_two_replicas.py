@@ -144,7 +144,9 @@ def test_thinking_is_told_apart_from_the_answer(client: httpx.Client):
 def test_response_format_binds_the_answer_and_not_the_thinking(client: httpx.Client):
     codes = {"type": "object", "properties": {"code": {"enum": ["4172", "9"]}}, "required": ["code"]}
     schema = {**codes, "additionalProperties": False}
-    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "code", "schema": schema}}}
+    asked: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "code", "schema": schema}}
+    }
     assert json.loads(text(chat(client, [QUESTION], **asked)))["code"] in ("4172", "9")
     thinking = chat(client, [QUESTION], chat_template_kwargs={"enable_thinking": True}, max_tokens=300, **asked)
     message = thinking["choices"][0]["message"]

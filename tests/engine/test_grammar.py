@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import re
 import sys
 from dataclasses import replace
@@ -364,3 +365,31 @@ def test_penalties_min_tokens_and_logprobs_go_with_a_grammar():
     dead = driver.submit(prompt(0), sampling=replace(sampling, min_tokens=30), grammar=regex("[0-9]{6}"))
     driver.steps()
     assert driver.failed(dead).code == errors.GRAMMAR_DEAD_END and len(driver.streamed(dead)) >= 1
+
+
+def test_a_grammar_that_grows_beyond_its_limits_ends_its_own_turn_and_says_so(monkeypatch):
+    monkeypatch.setattr("deployment.engine.grammar._MAX_LEXER_STATES", 60)
+    driver = Driver("dflash2", lanes=2, images=2)
+    large = driver.submit(prompt(0), grammar=regex("(a|b)*a(a|b){200}"), max_tokens=200, sampling=seeded(1))
+    small = driver.submit(prompt(1), max_tokens=10, ignore_eos=True)
+    driver.steps()
+    failed = driver.failed(large)
+    assert (failed.code, failed.param) == (errors.INVALID_REQUEST, "response_format")
+    assert re.search("after [0-9]+ tokens of the answer: .*too many states", failed.message), failed.message
+    assert len(driver.finished(small).token_ids) == 10
+
+
+def test_a_turn_outlives_a_lexer_that_it_and_others_have_filled(monkeypatch):
+    """50 states are enough for the text so far, not for all that was tried on the way or by another turn."""
+    monkeypatch.setattr("deployment.engine.grammar._MAX_LEXER_STATES", 50)
+    grammars, draw = grammars_of(), random.Random(1)
+    a, b = ids_of("a")[0], ids_of("b")[0]
+    lanes: list[Any] = [_Lane(grammars, regex("[ab]*a[ab]{20}"), []) for _ in range(2)]
+    prototype = grammars._prototype(regex("[ab]*a[ab]{20}"))
+    for _ in range(12):
+        for lane in lanes:
+            masks = grammars.masks([lane], [[a, b]], 3, torch.device("cpu"))
+            assert masks is not None and not masks.dead
+            assert not bool(masks.forbidden[0, :, [a, b]].any()) and bool(masks.forbidden[0, :, ids_of("c")].all())
+            lane.generated = [*lane.generated, draw.choice((a, b))]
+    assert grammars._prototype(regex("[ab]*a[ab]{20}")) is not prototype, "the limit was never reached"
