@@ -51,6 +51,11 @@ def serve(
     ] = None,
     images: Annotated[int, typer.Option(help="Checkpoints that a replica keeps on its device.")] = 64,
     prefill_chunk: Annotated[int, typer.Option(help="Tokens of one prefill slice.")] = 512,
+    max_stall_ms: Annotated[float, typer.Option(help="A prefill slice keeps decoding turns waiting that long.")] = 60.0,
+    queue_turns: Annotated[int, typer.Option(help="Turns that may wait on a replica.")] = 1024,
+    queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,
+    tenant_lanes: Annotated[int | None, typer.Option(help="Turns of one API key that run together.")] = None,
+    tenant_queued_tokens: Annotated[int | None, typer.Option(help="Prompt tokens of one API key that wait.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -77,6 +82,11 @@ def serve(
             lanes=lanes,
             images=images,
             prefill_chunk=prefill_chunk,
+            max_stall_ms=max_stall_ms,
+            queue_turns=queue_turns,
+            queue_seconds=queue_seconds,
+            tenant_lanes=tenant_lanes,
+            tenant_queued_tokens=tenant_queued_tokens,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

@@ -12,6 +12,7 @@ STATUS_OF_CODE = {
     engine.OVERLOADED: 429,
     engine.QUEUE_TIMEOUT: 503,
     engine.UNKNOWN_SESSION: 404,
+    engine.GRAMMAR_DEAD_END: 400,
     engine.BAD_STATE: 503,
     engine.INTERNAL_ERROR: 500,
 }

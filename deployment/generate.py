@@ -16,7 +16,7 @@ from deployment.usage import one_sentence
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
     from deployment.engine.loading import Models
-    from deployment.engine.messages import Event, Submit
+    from deployment.engine.messages import Event, Grammar, Submit
     from deployment.engine.options import EngineOptions
 
 
@@ -68,6 +68,10 @@ def generate(
     ] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and this many others.")] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The answer is JSON that matches this schema: a file, or the schema itself.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression as a whole.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     context: Annotated[int | None, typer.Option(help="Limit of prompt and answer; default: the model's.")] = None,
@@ -80,6 +84,7 @@ def generate(
         from deployment.engine.loading import load_models
         from deployment.engine.messages import Sampling, Submit
         from deployment.settings import AppArgs
+        from deployment.turns import after_thinking
         from state.geometry import pages_for
 
         args = AppArgs.of(
@@ -99,6 +104,7 @@ def generate(
         )
         if sum(given is not None for given in (prompt, prompt_ids, chat)) != 1:
             raise ValueError("give exactly one of --prompt, --prompt-ids and --chat")
+        grammar = _grammar(json_schema, regex)
         options = args.engine_options()
         models = load_models(options)
         ids = _encode(models, prompt, prompt_ids, chat)
@@ -123,6 +129,7 @@ def generate(
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
             stop_strings=tuple(stop or ()),
+            grammar=grammar if chat is None else after_thinking(models.tokenizer, ids, grammar),
         )
         result = _run(models, options, submit, stream=not as_json)
         if as_json:
@@ -209,3 +216,21 @@ def _bias(entry: str) -> tuple[int, float]:
         return int(token), float(added)
     except ValueError:
         raise ValueError(f"--logit-bias is {entry!r}, must be a token id and a value as in 290:-5") from None
+
+
+def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+    from deployment.engine.messages import Grammar
+
+    if json_schema is not None and regex is not None:
+        raise ValueError("give at most one of --json-schema and --regex")
+    if regex is not None:
+        return Grammar("regex", regex)
+    if json_schema is None:
+        return None
+    if not json_schema.lstrip().startswith("{"):
+        try:
+            json_schema = Path(json_schema).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"--json-schema is {json_schema!r}, must be a JSON object or a file: {reason}") from None
+    return Grammar("json_schema", json_schema)

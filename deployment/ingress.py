@@ -109,13 +109,15 @@ async def document_of(request: Request, *, empty: bool = False) -> Any:
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
 
 
-def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> TurnRequest:
+def turn_request(body: TurnBody, mode: Any, tenant: str, key: SessionKey | None, must_exist: bool) -> TurnRequest:
     if key is not None and body.n is not None and body.n > 1:
         raise invalid(f"n: a session has one answer a turn, so that n must be 1, got {body.n}", "n")
     return TurnRequest(
         turn=f"turn-{secrets.token_hex(8)}",
         mode=mode,
         messages=tuple(message.model_dump(exclude_none=True) for message in body.messages),
+        tenant=tenant,
+        priority=body.priority,
         key=key,
         must_exist=must_exist,
         temperature=body.temperature,
@@ -139,6 +141,7 @@ def turn_request(body: TurnBody, mode: Any, key: SessionKey | None, must_exist: 
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         thinking_budget=body.thinking_budget,
         enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+        grammar=body.response_format.grammar if body.response_format else None,
     )
 
 
@@ -205,19 +208,20 @@ class Ingress:
             raise invalid(f"x-session-require: must be 'existing', got {require!r}", "x-session-require")
         if require is not None and key is None:
             raise invalid("x-session-require: needs an x-session-id", "x-session-require")
-        return await self._turn(body, "history", key, must_exist=require is not None)
+        return await self._turn(body, "history", tenant_of(request), key, must_exist=require is not None)
 
     @api.post("/v1/sessions/{name:path}/turns")
     async def append_turn(self, request: Request, name: str) -> Response:
         key = await self._existing(request, name)
-        return await self._turn(parse(TurnBody, await document_of(request)), "append", key, must_exist=True)
+        body = parse(TurnBody, await document_of(request))
+        return await self._turn(body, "append", key.tenant, key, must_exist=True)
 
-    async def _turn(self, body: TurnBody, mode: Any, key: SessionKey | None, must_exist: bool) -> Response:
+    async def _turn(self, body: TurnBody, mode: Any, tenant: str, key: SessionKey | None, must_exist: bool) -> Response:
         if body.model is not None and body.model != self._model:
             raise RequestError(
                 404, "model_not_found", f"model: {body.model!r} is not served; {self._model!r} is", "model"
             )
-        events = self._events(turn_request(body, mode, key, must_exist))
+        events = self._events(turn_request(body, mode, tenant, key, must_exist))
         # The first event is awaited before anything is sent, so that a refusal keeps its status.
         first = await anext(events)
         if not isinstance(first, Opened):

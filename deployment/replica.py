@@ -31,7 +31,15 @@ from deployment.ownership import Epoch, Placement, SessionKey
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.settings import AppArgs
-from deployment.turns import Prompt, append, choices, full_history, think_is_open, thinking_budget
+from deployment.turns import (
+    Prompt,
+    after_thinking,
+    append,
+    choices,
+    full_history,
+    think_is_open,
+    thinking_budget,
+)
 from deployment.wire import (
     Adopted,
     Closed,
@@ -237,9 +245,12 @@ class EngineReplica:
             session=session.engine_id if session else None,
             stable_boundary=prompt.stable_boundary if session else 0,
             drafting=request.drafting,
+            tenant=request.tenant,
+            priority=request.priority,
             stop_strings=request.stop,
             include_stop_string=request.include_stop,
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
+            grammar=after_thinking(self._service.tokenizer, prompt.ids[prompt.stable_boundary :], request.grammar),
         )
         events: asyncio.Queue[TurnEvent] = asyncio.Queue()
         turns = [

@@ -6,8 +6,18 @@ import json
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from deployment.engine.messages import Grammar
 from deployment.errors import RequestError, invalid
 
 HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -20,7 +30,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),
@@ -68,6 +77,39 @@ class TemplateOptions(BaseModel):
     enable_thinking: StrictBool | None = None
 
 
+class JsonSchema(BaseModel):
+    """`name`, `description` and `strict` change nothing: a schema is always kept to."""
+
+    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
+
+    name: str | None = None
+    description: str | None = None
+    strict: StrictBool | None = None
+    document: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """What the answer must be: any `text`, a `json_object`, or what a `json_schema` describes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            wanted = "must have" if self.json_schema is None else "must not have"
+            raise ValueError(f"a response_format of type {self.type!r} {wanted} a json_schema")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.json_schema is not None:
+            return Grammar("json_schema", json.dumps(self.json_schema.document, ensure_ascii=False))
+        return Grammar("json_object") if self.type == "json_object" else None
+
+
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
@@ -104,7 +146,9 @@ class TurnBody(BaseModel):
     thinking_budget: int | None = Field(default=None, strict=True, ge=0)
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
+    priority: Literal["interactive", "background"] = "interactive"
     chat_template_kwargs: TemplateOptions | None = None
+    response_format: ResponseFormat | None = None
 
     @field_validator("messages")
     @classmethod
@@ -166,6 +210,9 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_DEPTH = 16
 """Nesting of a request body. What a session keeps of it lies deeper in a manifest, which has a limit of its own."""
 
+MAX_SCHEMA_DEPTH = 64
+"""The same for what lies in `response_format`, of which a session keeps nothing."""
+
 
 def read_json(body: bytes) -> Any:
     """Parses a request body into values that can be rendered, kept in a session and sent back.
@@ -189,8 +236,9 @@ def _refuse_constant(name: str) -> Any:
 
 def _check_plain(value: Any, place: tuple[str, ...]) -> None:
     wrong = ""
-    if len(place) > MAX_DEPTH:
-        place, wrong = place[:1], f"is nested deeper than {MAX_DEPTH} levels"
+    limit = MAX_SCHEMA_DEPTH if place[:1] == ("response_format",) else MAX_DEPTH
+    if len(place) > limit:
+        place, wrong = place[:1], f"is nested deeper than {limit} levels"
     elif isinstance(value, dict):
         for key, element in value.items():
             _check_plain(key, (*place, ascii(key)[1:-1]))

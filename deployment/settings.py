@@ -36,6 +36,12 @@ class AppArgs(BaseModel):
     images: int = Field(default=64, ge=1)
     pages: int | None = Field(default=None, ge=1)
     prefill_chunk: int = Field(default=512, ge=1)
+    max_stall_ms: float = Field(default=60.0, gt=0)
+    queue_turns: int = Field(default=1024, ge=1)
+    queue_seconds: float | None = Field(default=None, ge=0)
+    tenant_lanes: int | None = Field(default=None, ge=1)
+    tenant_queued_tokens: int | None = Field(default=None, ge=1)
+    preempt_seconds: float | None = Field(default=2.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
@@ -78,6 +84,12 @@ class AppArgs(BaseModel):
             images=self.images,
             pages=self.pages,
             prefill_chunk=self.prefill_chunk,
+            max_stall_ms=self.max_stall_ms,
+            queue_turns=self.queue_turns,
+            queue_seconds=self.queue_seconds,
+            tenant_lanes=self.tenant_lanes,
+            tenant_queued_tokens=self.tenant_queued_tokens,
+            preempt_seconds=self.preempt_seconds,
             draft_causal=self.draft_causal,
             proposal_head=self.proposal_head,
             yarn_factor=self.yarn_factor,

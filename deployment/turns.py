@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployment.engine.messages import Submit, ThinkingBudget
+from deployment.engine.messages import Grammar, Submit, ThinkingBudget
 from model.chat_template import ChatTemplate
 from model.tokenizer import Detokenizer, Tokenizer
 
@@ -140,6 +140,13 @@ def choices(submit: Submit, n: int) -> list[Submit]:
         for i, name in enumerate(names, start=1)
     ]
     return [replace(submit, followers=names), *others]
+
+
+def after_thinking(tokenizer: Tokenizer, opener: Sequence[int], grammar: Grammar | None) -> Grammar | None:
+    """A grammar is that of the answer: where the prompt has opened a think block, it begins after its end."""
+    if grammar is None or not think_is_open(tokenizer, opener):
+        return grammar
+    return replace(grammar, after=tokenizer.id_of(THINK_CLOSE))
 
 
 class TurnText:

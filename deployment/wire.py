@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from deployment.engine.messages import Grammar
 from deployment.errors import Refused
 from deployment.ownership import Epoch, Placement, SessionKey
 
@@ -54,6 +55,9 @@ class TurnRequest:
     n: int = 1
     logprobs: int | None = None
     thinking_budget: int | None = None
+    grammar: Grammar | None = None
+    tenant: str = ""
+    priority: Literal["interactive", "background"] = "interactive"
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ class Tokenizer:
         inner.no_padding()
         return cls(inner, hashlib.sha256(content).hexdigest())
 
+    @property
+    def serialized(self) -> str:
+        """What `tokenizer.json` says, without truncation and padding."""
+        return self._inner.to_str()
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens written out in it become their ids, none is added.
 

@@ -81,11 +81,12 @@ def forbidden_ends(lanes: Sequence[Lane], width: int, vocabulary: int, device: t
 def licensed_logprobs(
     lanes: Sequence[Lane], logits: torch.Tensor, licensed: Sequence[Sequence[int]]
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Of each lane's licensed tokens, from raw `logits` FP32 [B, W, V]; empty for a lane that asked for none."""
+    """Of each lane's licensed tokens, from raw `logits` FP32 [B, W, V]; empty for a lane that asked for none or
+    that has no token."""
     told: list[tuple[TokenLogprob, ...]] = []
     for row, (lane, tokens) in enumerate(zip(lanes, licensed, strict=True)):
         k = lane.submit.sampling.logprobs
-        if k is None:
+        if k is None or not tokens:
             told.append(())
             continue
         chosen = torch.tensor(tokens, device=logits.device)

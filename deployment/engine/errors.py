@@ -7,6 +7,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 OVERLOADED = "overloaded"
 QUEUE_TIMEOUT = "queue_timeout"
 UNKNOWN_SESSION = "unknown_session"
+GRAMMAR_DEAD_END = "grammar_dead_end"
 BAD_STATE = "bad_state"
 INTERNAL_ERROR = "internal_error"
 

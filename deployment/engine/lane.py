@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployment.engine.grammar import TurnMatcher
 from deployment.engine.messages import FinishReason, Hit, Submit, TokenLogprob
 from deployment.engine.stop_strings import StopMatch, StopStrings
 from deployment.engine.thinking import ThinkingLimit
@@ -17,7 +18,8 @@ class Lane:
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
     turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `suspended`:
     the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
-    answer's ids, of which the client knows the first `told`; the others may belong to a stop string."""
+    answer's ids, of which the client knows the first `told`; the others may belong to a stop string.
+    `matcher`: where the turn stands in its grammar; it follows `generated`."""
 
     submit: Submit
     row: int
@@ -43,6 +45,7 @@ class Lane:
     thinking: ThinkingLimit | None = None
     told: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    matcher: TurnMatcher | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -65,6 +68,11 @@ class Lane:
     @property
     def anchor(self) -> int:
         return self.ledger[self.frontier]
+
+    @property
+    def generated(self) -> list[int]:
+        """Every token that the turn has chosen, the anchor included."""
+        return self.ledger[self.prompt_tokens :]
 
     @property
     def tokens_left(self) -> int:

@@ -61,6 +61,17 @@ class ThinkingBudget:
     opened: bool = False
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, or a grammar in
+    llguidance's Lark form; of a `json_object` nothing. `after`: the grammar holds once this token has come, such as the
+    end of thinking, and until then the turn cannot end by itself; None: from the first token."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    source: str = ""
+    after: int | None = None
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -102,6 +113,7 @@ class Submit:
     queue_seconds: float | None = None
     followers: tuple[str, ...] = ()
     after: str | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     round    append   pending features of the last commit -> draft context        (now it reaches F)
              propose  [anchor, MASK x K] -> drafts, and q for DFlash2
-             verify   target over the live columns, features captured, images unchanged
+             verify   target over the live columns, features captured, images unchanged; grammar masks on the host
              accept   licensed tokens
     commit   Fold of N records, convolution history, continuation hidden, frontier F + N; N features become pending
 
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 
 from deployment.engine.controls import forbidden_ends, licensed_logprobs, row_penalties, row_sampling
+from deployment.engine.errors import EngineError
+from deployment.engine.grammar import Grammars, Masks
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.messages import TokenLogprob
@@ -33,13 +35,15 @@ from state.memory import UNSETTLED, StateMemory
 @dataclass(frozen=True)
 class ExecutedRound:
     """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, `logprobs[i]` has an
-    entry for each of them if the lane asked. `forward` holds the records, hidden and features that a commit needs."""
+    entry for each of them if the lane asked. `forward` holds the records, hidden and features that a commit needs.
+    `dead_ends`: lanes whose grammar allows nothing after what they licensed."""
 
     lanes: tuple[Lane, ...]
     licensed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     forward: Forward
+    dead_ends: tuple[tuple[Lane, EngineError], ...] = ()
 
 
 class Executor:
@@ -49,6 +53,7 @@ class Executor:
         self._models = models
         self._memory = memory
         self._device = models.device
+        self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._state = TargetState(memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv)
         drafter = models.drafter
         self._context: DraftContext | None = None
@@ -87,10 +92,13 @@ class Executor:
     @torch.no_grad()
     def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
         """The token after the prompt, chosen from the continuation hidden under position F - 1, and its logprob if the
-        lane asked for it."""
+        lane asked for it. Raises EngineError where the lane's grammar allows none."""
+        masks = self.grammars.masks([lane], [()], 1, self._device)
+        if masks is not None and masks.dead:
+            raise masks.dead[0][1]
         hidden = self._memory.images.hidden[lane.memory.slot]
         logits = self._models.target.logits(hidden)[None, None]
-        controlled = self._controlled([lane], logits, None)
+        controlled = self._controlled([lane], logits, None, masks)
         token = int(choose(controlled, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
         return token, licensed_logprobs([lane], logits, [(token,)])[0]
 
@@ -112,14 +120,21 @@ class Executor:
         if proposal is not None:
             live = torch.arange(1, width, device=self._device) <= extent[:, None]
             ids[:, 1:] = torch.where(live, proposal.drafts[:, : width - 1], ids[:, 1:])
+        constrained = any(lane.matcher is not None for lane in lanes)
+        drafts = ids[:, 1:].tolist() if constrained else []  # before verify is launched: the copy must not wait for it
         columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes))
         forward = self._models.target.verify(columns, self._state, self._models.taps)
+        masks = None
+        if constrained:
+            live = [row[:count] for row, count in zip(drafts, extents, strict=True)]
+            masks = self.grammars.masks(lanes, live, width, self._device)
         logits = self._models.target.logits(forward.hidden)
-        verdict = accept(self._controlled(lanes, logits, proposal), proposal, extent, frontier, sampling)
+        verdict = accept(self._controlled(lanes, logits, proposal, masks), proposal, extent, frontier, sampling)
         accepted = verdict.accepted.tolist()
         licensed = [tuple(row[: count + 1]) for row, count in zip(verdict.licensed.tolist(), accepted, strict=True)]
+        ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
         logprobs = licensed_logprobs(lanes, logits, licensed)
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, forward)
+        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, forward, ends)
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
@@ -207,10 +222,27 @@ class Executor:
     def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
         return row_sampling(lanes, self._models.target.public_rows, self._device)
 
-    def _controlled(self, lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None) -> torch.Tensor:
+    def _controlled(
+        self, lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None, masks: Masks | None
+    ) -> torch.Tensor:
         """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
         width, vocabulary = logits.shape[1:]
         penalties = row_penalties(lanes, vocabulary, self._device)
         forbidden = forbidden_ends(lanes, width, vocabulary, self._device)
+        if masks is not None:
+            forbidden = masks.forbidden if forbidden is None else forbidden | masks.forbidden
         drafts = proposal.drafts if proposal is not None else self._int([[]] * len(lanes))
         return adjust_logits(logits, drafts, penalties, forbidden)
+
+
+def _cut_at_dead_ends(
+    lanes: Sequence[Lane], licensed: list[tuple[int, ...]], accepted: list[int], masks: Masks | None
+) -> tuple[tuple[Lane, EngineError], ...]:
+    """A row ends before the first column that has no token: its drafts up to there stand, and nothing comes after.
+    Changes `licensed` and `accepted` of such rows, and returns their lanes."""
+    ends: list[tuple[Lane, EngineError]] = []
+    for row, (column, error) in masks.dead.items() if masks else ():
+        if accepted[row] >= column:
+            accepted[row], licensed[row] = column, licensed[row][:column]
+            ends.append((lanes[row], error))
+    return tuple(ends)

@@ -147,6 +147,7 @@ class EngineService:
 
     def _run(self) -> None:
         try:
+            self._engine.warm()
             while self._take_commands():
                 self._engine.step()
         except BaseException as error:

@@ -44,6 +44,20 @@ def test_streamed_text_is_the_text_of_the_json_and_a_seed_repeats_itself():
     assert "acceptance length" in streamed.stderr and "seed 5" in streamed.stderr
 
 
+def test_a_schema_comes_as_text_or_as_a_file(tmp_path):
+    schema = (
+        '{"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": false}'
+    )
+    file = tmp_path / "schema.json"
+    file.write_text(schema)
+    for argument in (schema, str(file)):
+        result = generate("--chat", "Pick a number.", "--json-schema", argument, "--json", "--seed", "1")
+        assert result.exit_code == 0, result.output
+        answer = json.loads(result.stdout)
+        assert json.loads(answer["text"])["n"] in (1, 2, 3)
+        assert answer["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
@@ -55,6 +69,10 @@ def test_streamed_text_is_the_text_of_the_json_and_a_seed_repeats_itself():
         (("--prompt-ids", "1,9999"), "9999"),
         (("--prompt", "a", "--temperature", "-1"), "temperature is -1"),
         (("--prompt", "a", "--top-p", "0"), "top_p"),
+        (("--prompt", "a", "--regex", "[a"), "unclosed character class"),
+        (("--prompt", "a", "--regex", "a", "--json-schema", "{}"), "at most one of --json-schema and --regex"),
+        (("--prompt", "a", "--json-schema", "no-such-file"), "No such file"),
+        (("--prompt", "a", "--json-schema", '{"type": "integr"}'), "Invalid type: integr"),
         (("--prompt", "a", "--max-tokens", "0"), "max_tokens"),
         (("--prompt", "a", "--seed", "-3"), "seed"),
         (("--prompt", "a", "--backend", "eagle"), "backend"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.messages import Grammar
 from deployment.errors import RequestError
 from deployment.schemas import MAX_DEPTH, MigrateBody, TurnBody, parse, read_json
 
@@ -40,7 +41,6 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"thinking_budget": -1}, "thinking_budget"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": ""}, "stop.0"),
         ({"stop": ["a", ""]}, "stop.1"),
         ({"stop": ["a", 3]}, "stop.1"),
@@ -48,6 +48,18 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"stop": list("abcde")}, "stop"),
         ({"stop": "a" * 1025}, "stop.0"),
         ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -87,6 +99,29 @@ def test_stop_is_a_string_or_up_to_four():
     assert parse(TurnBody, HELLO | {"stop": "END"}).stop == ["END"]
     assert parse(TurnBody, HELLO | {"stop": ["a", "b", "\n", "\u20ac"]}).stop == ["a", "b", "\n", "\u20ac"]
     assert not parse(TurnBody, HELLO | {"stop": []}).stop
+
+
+def test_a_response_format_becomes_a_grammar_that_keeps_the_order_of_its_properties():
+    def grammar(response_format: dict[str, Any] | None) -> Grammar | None:
+        body = parse(TurnBody, HELLO | {"response_format": response_format})
+        return body.response_format.grammar if body.response_format else None
+
+    schema = {"type": "object", "properties": {"z": {"type": "string"}, "ä": {"type": "null"}}}
+    wrapped = {"name": "answer", "strict": True, "description": "x", "schema": schema}
+    assert grammar({"type": "json_schema", "json_schema": wrapped}) == Grammar(
+        "json_schema", '{"type": "object", "properties": {"z": {"type": "string"}, "ä": {"type": "null"}}}'
+    )
+    assert grammar({"type": "json_object"}) == Grammar("json_object")
+    assert grammar({"type": "text"}) is grammar(None) is None
+
+
+def test_a_schema_may_be_nested_deeper_than_the_rest_of_a_body():
+    def body(depth: int) -> bytes:
+        return b'{"response_format": ' + b'{"a": ' * depth + b"1" + b"}" * (depth + 1)
+
+    read_json(body(60))
+    with pytest.raises(RequestError, match="response_format: is nested deeper than 64 levels"):
+        read_json(body(70))
 
 
 def test_extra_fields_of_a_message_reach_the_template():

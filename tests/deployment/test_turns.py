@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import Sampling, Submit
-from deployment.turns import TurnText, append, choices, full_history, think_is_open, thinking_budget
+from deployment.engine.messages import Grammar, Sampling, Submit
+from deployment.turns import TurnText, after_thinking, append, choices, full_history, think_is_open, thinking_budget
 from model import DEMO
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -147,3 +147,11 @@ def test_without_an_opener_all_text_is_the_answer(template, tokenizer):
     text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
     assert text.push(tokenizer.encode("\nNoted.")) == ("", "\nNoted.")
     assert "reasoning_content" not in text.message
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False])
+def test_a_grammar_begins_where_the_answer_does(template, tokenizer, enable_thinking):
+    prompt = full_history(template, tokenizer, [FACT], enable_thinking=enable_thinking)
+    grammar = after_thinking(tokenizer, prompt.ids[prompt.stable_boundary :], Grammar("json_object"))
+    assert grammar == Grammar("json_object", "", tokenizer.id_of("</think>") if enable_thinking else None)
+    assert after_thinking(tokenizer, prompt.ids, None) is None

@@ -141,6 +141,26 @@ def test_thinking_is_told_apart_from_the_answer(client: httpx.Client):
     assert message["reasoning_content"] and "think>" not in message["reasoning_content"] + message["content"]
 
 
+def test_response_format_binds_the_answer_and_not_the_thinking(client: httpx.Client):
+    codes = {"type": "object", "properties": {"code": {"enum": ["4172", "9"]}}, "required": ["code"]}
+    schema = {**codes, "additionalProperties": False}
+    asked: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "code", "schema": schema}}
+    }
+    assert json.loads(text(chat(client, [QUESTION], **asked)))["code"] in ("4172", "9")
+    thinking = chat(client, [QUESTION], chat_template_kwargs={"enable_thinking": True}, max_tokens=300, **asked)
+    message = thinking["choices"][0]["message"]
+    assert message["reasoning_content"] and json.loads(message["content"])["code"] in ("4172", "9")
+    whole = chat(client, [QUESTION], max_tokens=100, temperature=1.0, response_format={"type": "json_object"})
+    assert text(whole).startswith("{")
+    bad = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "integr"}}}}}
+    for stream in (False, True):
+        body = {"messages": [QUESTION], "response_format": bad, "stream": stream}
+        refused = client.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format"
+        assert "#/properties/a: Invalid type: integr" in refused.json()["error"]["message"]
+
+
 # ------------------------------------------------------------------------------------------------ sessions
 
 

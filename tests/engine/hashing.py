@@ -92,6 +92,7 @@ class HashExecutor:
     def __init__(self, memory: StateMemory) -> None:
         self._memory = memory
         self._pending: dict[int, tuple[Lane, list[int]]] = {}
+        self.grammars = SimpleNamespace(check=lambda grammar: None, matcher=lambda grammar: None)
 
     def prefill(self, lane: Lane, end: int) -> None:
         assert lane.frontier < end <= lane.prefill_end and not lane.pending
@@ -111,7 +112,9 @@ class HashExecutor:
         licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
         untold = ((),) * len(lanes)
-        return SimpleNamespace(lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold)
+        return SimpleNamespace(
+            lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold, dead_ends=()
+        )
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):
