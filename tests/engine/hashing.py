@@ -178,6 +178,7 @@ def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: A
     models: Any = SimpleNamespace(
         context=context,
         target=SimpleNamespace(public_rows=VOCABULARY),
+        tokenizer=SimpleNamespace(public_rows=VOCABULARY),
         defaults=SimpleNamespace(eos_ids=()),
         geometry=GEOMETRY,
         device=torch.device("cpu"),
