@@ -135,6 +135,40 @@ def test_length_and_stop_token_end_an_answer(client: httpx.Client):
     assert long["usage"]["completion_tokens"] == 60
 
 
+def test_openai_client_gets_choices_stop_strings_and_logprobs(client: httpx.Client, url: str):
+    """Streamed and whole; each choice is what a request with that choice alone would get."""
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}]
+    cut = api.chat.completions.create(model="demo", messages=messages, temperature=0, stop=["11", "never"])
+    assert cut.choices[0].message.content == "3, 5, 7, 9, " and cut.choices[0].finish_reason == "stop"
+
+    ask: Any = {"model": "demo", "messages": messages, "temperature": 1.0, "seed": 4, "n": 2, "logprobs": True}
+    whole = api.chat.completions.create(**ask, top_logprobs=2, max_tokens=24)
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    assert whole.usage is not None and whole.usage.completion_tokens <= 48
+    for choice in whole.choices:
+        assert choice.logprobs is not None and choice.logprobs.content
+        assert (
+            "".join(entry.token for entry in choice.logprobs.content).strip() == (choice.message.content or "").strip()
+        )
+        assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in choice.logprobs.content)
+    texts = {0: "", 1: ""}
+    for chunk in api.chat.completions.create(**ask, max_tokens=24, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert [texts[0], texts[1]] == [choice.message.content for choice in whole.choices]
+
+
+def test_controls_over_http_reach_the_engine(client: httpx.Client):
+    ask = [{"role": "user", "content": "Count from 3 to 7."}]
+    plain = chat(client, ask, temperature=0)
+    first = plain["choices"][0]["message"]["content"].split(",")[0]
+    banned = chat(client, ask, temperature=0, logit_bias={str(token): -100 for token in range(20)})
+    assert first not in text(banned).split(",")
+    longer = chat(client, ask, temperature=0, min_tokens=40, priority="background")
+    assert longer["usage"]["completion_tokens"] >= 40
+
+
 def test_thinking_is_told_apart_from_the_answer(client: httpx.Client):
     answer = chat(client, [QUESTION], chat_template_kwargs={"enable_thinking": True}, max_tokens=120)
     message = answer["choices"][0]["message"]
@@ -313,8 +347,11 @@ def test_turn_of_a_client_that_leaves_is_cancelled_and_keeps_what_was_committed(
         ({"messages": [FACT], "temperature": -1}, {}, 400, "invalid_request", "temperature"),
         ({"messages": [{"role": "user", "content": "word " * 6000}]}, {}, 400, "context_length_exceeded", "messages"),
         ({"messages": [FACT], "model": "other"}, {}, 404, "model_not_found", "model"),
-        ({"messages": [FACT], "n": 2}, {}, 400, "invalid_request", "n"),
-        ({"messages": [FACT], "stop": ["x"]}, {}, 400, "invalid_request", "stop"),
+        ({"messages": [FACT], "n": 9}, {}, 400, "invalid_request", "n"),
+        ({"messages": [FACT], "n": 2}, {"x-session-id": "one"}, 400, "invalid_request", "n"),
+        ({"messages": [FACT], "stop": [""]}, {}, 400, "invalid_request", "stop.0"),
+        ({"messages": [FACT], "tools": [{"type": "function"}]}, {}, 400, "invalid_request", "tools"),
+        ({"messages": [FACT], "priority": "high"}, {}, 400, "invalid_request", "priority"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages.0.content"),
         ({"messages": [FACT]}, {"x-session-id": "two words"}, 400, "invalid_request", "x-session-id"),
         ({"messages": [FACT]}, REQUIRED, 404, "session_not_found", "session"),
