@@ -189,7 +189,7 @@ def test_an_official_geometry_passes_and_its_sizes_are_the_known_ones(name: str,
         assert line.endswith(f" {size}")
 
 
-def test_missing_causality_is_reported_and_a_window_beyond_the_target_is_none_of_our_business(tmp_path: Path) -> None:
+def test_a_drafter_that_does_not_say_whether_it_is_causal_is_reported_as_such(tmp_path: Path) -> None:
     target, draft, _ = GEOMETRIES["35B-A3B, DFlash"]
     directories = written(tmp_path / "target", target), written(tmp_path / "draft", draft)
     result = check_model(directories[0], "--draft", directories[1], "--geometry-only")
