@@ -16,6 +16,10 @@ from __future__ import annotations
 import math
 
 import torch
+import triton
+import triton.language as tl
+
+from kernels.launch_checks import require_contiguous
 
 
 def rotary_frequencies(dim: int, theta: float, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -55,8 +59,50 @@ def rotary_tables(
     positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`positions` integer [...] and FP32 `frequencies` [R/2] -> (cos, sin) times `factor`, FP32 [..., R/2]."""
+    tables = rotary_tables_triton if positions.is_cuda else rotary_tables_reference
+    return tables(positions, frequencies, factor)
+
+
+def rotary_tables_reference(
+    positions: torch.Tensor, frequencies: torch.Tensor, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     angles = positions.to(torch.float32)[..., None] * frequencies
     return angles.cos() * factor, angles.sin() * factor
+
+
+@triton.jit
+def turn(position, frequencies, factor):
+    """FP32 (cos, sin) times `factor` of the FP32 product of an integer `position` and `frequencies`."""
+    angle = position.to(tl.float32) * frequencies
+    return tl.cos(angle) * factor, tl.sin(angle) * factor
+
+
+@triton.jit
+def _tables(positions_ptr, frequencies_ptr, cos_ptr, sin_ptr, rows, half, factor, ROWS: tl.constexpr, HALF: tl.constexpr):
+    row, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF)
+    position = tl.load(positions_ptr + row, mask=row < rows, other=0)
+    frequencies = tl.load(frequencies_ptr + j, mask=j < half, other=0.0)
+    cos, sin = turn(position[:, None], frequencies[None, :], factor)
+    at = row.to(tl.int64)[:, None] * half + j[None, :]
+    inside = (row < rows)[:, None] & (j < half)[None, :]
+    tl.store(cos_ptr + at, cos, mask=inside)
+    tl.store(sin_ptr + at, sin, mask=inside)
+
+
+def rotary_tables_triton(
+    positions: torch.Tensor, frequencies: torch.Tensor, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    require_contiguous("positions", positions, tuple(positions.shape), torch.int64, torch.int32)
+    require_contiguous("frequencies", frequencies, tuple(frequencies.shape), torch.float32)
+    half = frequencies.shape[0]
+    shape = (2, *positions.shape, half)
+    cos, sin = torch.empty(shape, dtype=torch.float32, device=positions.device)
+    # 256 angles a program: a block of drafts has few positions, and these should not wait for one another.
+    block = triton.next_power_of_2(half)
+    rows = max(1, 256 // block)
+    grid = (triton.cdiv(positions.numel(), rows),)
+    _tables[grid](positions, frequencies, cos, sin, positions.numel(), half, factor, ROWS=rows, HALF=block, num_warps=4)
+    return cos, sin
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
