@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rotary import apply_rotary, rotary_frequencies, rotary_tables, yarn_frequencies
+from kernels.rotary import (
+    apply_rotary,
+    rotary_frequencies,
+    rotary_tables,
+    rotary_tables_reference,
+    rotary_tables_triton,
+    yarn_frequencies,
+)
 from tests.kernels import oracles
+from tests.kernels.launching import DEVICE, poison_new_memory
 
 POSITIONS = torch.tensor([[0, 1, 2, 63, 64], [255, 4095, 32_767, 131_071, 262_143]])
 
@@ -31,6 +39,22 @@ def test_pairs_are_split_halves_turned_by_position_times_frequency(head_dim: int
     turned = apply_rotary(x, cos, sin)
     oracles.close(turned, oracles.rotate(x, POSITIONS, frequencies, factor), 2e-6)
     assert torch.equal(turned[..., rotated:], x[..., rotated:])
+
+
+@pytest.mark.parametrize("rotated", [16, 24, 128])
+@pytest.mark.parametrize("rows", [(3,), (2, 5), (2, 0)])
+def test_the_kernels_tables_are_sine_and_cosine_up_to_a_million_positions(
+    rotated: int, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_new_memory(monkeypatch)
+    positions = torch.randint(0, 2**20, rows, generator=torch.Generator().manual_seed(rotated))
+    frequencies = rotary_frequencies(rotated, 1e7)
+    exact = (positions.float()[..., None] * frequencies).double()
+    for tables in (rotary_tables_reference, rotary_tables_triton):
+        cos, sin = tables(positions.to(DEVICE), frequencies.to(DEVICE), 1.25)
+        assert cos.dtype == sin.dtype == torch.float32
+        oracles.close(cos.cpu(), exact.cos() * 1.25, 3e-7)
+        oracles.close(sin.cpu(), exact.sin() * 1.25, 3e-7)
 
 
 def test_position_zero_changes_nothing() -> None:
