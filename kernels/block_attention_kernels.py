@@ -1,8 +1,9 @@
 """The two launches of block attention: a share of the context each, then the sum of the shares.
 
-A part is one program's share of a row's keys: parts 0 .. SPLITS - 1 divide the committed context evenly, by the frontier
-on the device, and part SPLITS is the block itself. A query row is a (column, head of the group) of one kv head. Each
-part leaves, for its query rows, the largest score (base 2), the sum of weights and the sum of weighted values.
+A part is one program's share of a row's keys: parts 0 .. SPLITS - 1 divide the committed context evenly, by the
+frontier on the device, and part SPLITS is the block itself. A query row is a (column, head of the group) of one kv
+head. Each part leaves, for its query rows, the largest score (base 2), the sum of weights and the sum of weighted
+values. Query rows of inactive columns are computed as they come, and the second launch leaves zeros instead.
 
 Source: Dao et al. 2023, "Flash-Decoding" (splitting the keys of few queries); rounding as `kernels/block_attention.py`
 says.
@@ -97,7 +98,7 @@ def partial_attention(
     dim = tl.arange(0, HEAD_DIM)
     head = kv_head * GROUP + row % GROUP
     at_q = q_ptr + batch.to(tl.int64) * q_row + column * q_column + head * q_head
-    q = tl.load(at_q[:, None] + dim[None, :], mask=(real & (column < live))[:, None], other=0.0)
+    q = tl.load(at_q[:, None] + dim[None, :], mask=real[:, None], other=0.0)
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)

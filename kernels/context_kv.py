@@ -83,7 +83,6 @@ def context_keys_values(
     return keys, values
 
 
-
 def store_context_kv(
     c: torch.Tensor,
     weight: torch.Tensor,
@@ -97,9 +96,10 @@ def store_context_kv(
 ) -> None:
     """Projects the first counts[b] of `c` [B, T, H], at positions start[b] + i, into the stores of all L layers.
 
-    `weight` [L * 2 * Hkv * D, H]: by layer, K rows before V rows. `key_norms` [L, D]; `frequencies` FP32 [D/2], `factor`
-    of the full-head rotary; `start`, `counts` int64 [B]. Without full layers a caller may leave out columns before the
-    last S of all rows, and move `start` and `counts` by as many. Raises ValueError naming a tensor that does not fit.
+    `weight` [L * 2 * Hkv * D, H]: by layer, K rows before V rows. `key_norms` [L, D]; FP32 `frequencies` [D/2] and
+    `factor` of the full-head rotary; `start`, `counts` int64 [B]. Without full layers a caller may leave out columns
+    before the last S of all rows, and move `start` and `counts` by as many. Raises ValueError naming a tensor that does
+    not fit.
     """
     store = store_context_kv_triton if c.is_cuda else store_context_kv_reference
     store(c, weight, key_norms, eps, frequencies, factor, start, counts, stores)
@@ -273,7 +273,10 @@ def _check(
     for name, tensor in (("start", start), ("counts", counts), ("stores.slots", stores.slots)):
         require_contiguous(name, tensor, (batch,), torch.int64)
     require_contiguous("stores.page_table", stores.page_table, (batch, stores.page_table.shape[-1]), torch.int64)
-    for kind, planes in ((True, (stores.ring_keys, stores.ring_values)), (False, (stores.page_keys, stores.page_values))):
+    for kind, planes in (
+        (True, (stores.ring_keys, stores.ring_values)),
+        (False, (stores.page_keys, stores.page_values)),
+    ):
         for plane in planes:
             if plane is not None and kind in stores.local:
                 name = "stores: ring planes" if kind else "stores: page planes"

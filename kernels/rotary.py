@@ -78,7 +78,9 @@ def turn(position, frequencies, factor):
 
 
 @triton.jit
-def _tables(positions_ptr, frequencies_ptr, cos_ptr, sin_ptr, rows, half, factor, ROWS: tl.constexpr, HALF: tl.constexpr):
+def _tables(
+    positions_ptr, frequencies_ptr, cos_ptr, sin_ptr, rows, half, factor, ROWS: tl.constexpr, HALF: tl.constexpr
+):
     row, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF)
     position = tl.load(positions_ptr + row, mask=row < rows, other=0)
     frequencies = tl.load(frequencies_ptr + j, mask=j < half, other=0.0)

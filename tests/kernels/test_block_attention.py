@@ -209,6 +209,12 @@ def test_the_window_also_limits_the_block_where_it_is_narrower_than_the_block(at
         c.check(run(attention, c, in_rings(c, 4), causal), 4, causal)
 
 
+def test_a_share_may_begin_with_keys_that_late_columns_do_not_see() -> None:
+    c = case([60], [40], 40)
+    whole = launch(Tiling(rows=16, keys=16, splits=1, warps=4, stages=2))
+    c.check(run(whole, c, in_rings(c, 48), False), 48, False)
+
+
 def test_without_causality_a_column_depends_on_later_columns_and_with_it_not(attention: Attention) -> None:
     c = case([10], [6], 6)
     disturbed = Case(c.past_k, c.past_v, c.q, c.k.clone(), c.v.clone(), c.frontier, c.valid)
@@ -216,7 +222,10 @@ def test_without_causality_a_column_depends_on_later_columns_and_with_it_not(att
     disturbed.v[0, 4] += 1.0
     for context in (in_rings(c, WINDOW), in_pages(c)):
         changed = [
-            (run(attention, c, context, causal) != run(attention, disturbed, context, causal)).any(-1).any(-1)[0].tolist()
+            (run(attention, c, context, causal) != run(attention, disturbed, context, causal))
+            .any(-1)
+            .any(-1)[0]
+            .tolist()
             for causal in (False, True)
         ]
         assert changed == [[True] * 6, [False] * 4 + [True] * 2]
