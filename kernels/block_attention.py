@@ -16,6 +16,9 @@ FP16 for cached values (2^-11), BF16 for the block's (2^-9, the output's own ste
 Source: specification ("allowed", live intervals, proposal extents).
 """
 
+# A launch takes num_warps and num_stages beside the kernel's own parameters.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math

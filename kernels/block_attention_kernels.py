@@ -166,7 +166,8 @@ def combine_parts(
     written = best > float("-inf")
     weight = tl.where(written, tl.exp2(best - tl.max(best, axis=0)), 0.0)
     mixture = tl.sum(tl.where(written[:, None], mixed * weight[:, None], 0.0), axis=0)
-    out = mixture / tl.sum(tl.where(written, total * weight, 0.0), axis=0)
+    weights = tl.sum(tl.where(written, total * weight, 0.0), axis=0)
+    out = mixture / weights  # pyright: ignore[reportOperatorIssue]
     live = column < tl.load(valid_ptr + batch)
     head = kv_head * GROUP + row % GROUP
     at = ((batch * WIDTH + column) * (kv_heads * GROUP) + head).to(tl.int64) * HEAD_DIM

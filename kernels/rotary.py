@@ -11,6 +11,9 @@ x's dtype before they are applied.
 Source: specification ("rope_1d"), decision 2 (drafter), research of the target's MRoPE for text.
 """
 
+# A launch takes num_warps and num_stages beside the kernel's own parameters.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math
