@@ -47,4 +47,6 @@ def test_the_ladder_has_the_gap_of_a_chunk_at_least_1024_and_more_than_the_least
 
 def test_a_turn_that_decodes_leaves_an_image_every_8192_tokens():
     policy = ImagePolicy.of(geometry(48), 512, None)
-    assert not policy.long_turn(LONG_TURN_TOKENS - 1) and policy.long_turn(LONG_TURN_TOKENS) and LONG_TURN_TOKENS == 8192
+    assert (
+        not policy.long_turn(LONG_TURN_TOKENS - 1) and policy.long_turn(LONG_TURN_TOKENS) and LONG_TURN_TOKENS == 8192
+    )
