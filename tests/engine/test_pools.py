@@ -44,5 +44,7 @@ def test_an_engine_says_at_its_start_how_large_its_pools_are(caplog):
     caplog.set_level(logging.INFO, "deployment.engine.pools")
     Driver("dflash2", lanes=2, images=3, pages=64, context=1024)
     (line,) = caplog.messages
-    assert line.startswith("state pools on cpu: 5 images (3.9 MiB), 64 target pages (4.0 MiB) and draft pages (0.0 MiB)")
+    assert line.startswith(
+        "state pools on cpu: 5 images (3.9 MiB), 64 target pages (4.0 MiB) and draft pages (0.0 MiB)"
+    )
     assert line.endswith("the pages hold 4.0 sequences of 1024 tokens")

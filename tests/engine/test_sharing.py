@@ -135,23 +135,24 @@ def test_state_from_outside_is_found_by_its_own_session_alone_and_so_is_what_com
 # ------------------------------------------------------------------------------------------------ branches
 
 
-def test_a_regenerated_answer_goes_on_from_its_turn_start_and_an_edited_message_from_the_deepest_exact_prefix():
+@pytest.mark.parametrize("edit", ["last answer", "second message", "first message", "everything"])
+def test_a_regeneration_goes_on_from_its_turn_start_and_an_edit_from_the_deepest_exact_prefix(edit):
     """Full histories of three turns; the hash model's tokens differ for whoever goes on from a wrong place."""
     hashed = Hashed()
-    users = [(*[n] * 30,) for n in range(3)]
     history: tuple[int, ...] = ()
     starts: list[int] = []
-    for user in users:
-        history = (*history, *user)
+    for number in range(3):
+        history = (*history, *[number] * 30)
         starts.append(len(history) - 2)
-        _, history = hashed.run(history, session="s", stable_boundary=len(history) - 2)
-    last_prompt = history[: starts[2] + 2]
-    assert hashed.run(last_prompt, session="s", stable_boundary=starts[2])[0].reused == starts[2]
-    edited = (*history[: starts[1] + 1], *[40] * 30)
-    assert hashed.run(edited, session="s")[0].reused == starts[1]
-    edited_first = (*users[0][:28], 41, 42)
-    assert hashed.run(edited_first, session="s")[0].reused == starts[0]
-    assert hashed.run((40, *history), session="s")[0].hit == "none"
+        _, history = hashed.run(history, session="s", stable_boundary=starts[-1])
+    changed, reused = {
+        "last answer": (history[: starts[2] + 2], starts[2]),
+        "second message": ((*history[: starts[1] + 1], *[40] * 30), starts[1]),
+        "first message": ((*history[:28], 41, 42), starts[0]),
+        "everything": ((40, *history), 0),
+    }[edit]
+    started, _ = hashed.run(changed, session="s", stable_boundary=len(changed) - 2)
+    assert (started.hit, started.reused) == ("device" if reused else "none", reused)
 
 
 def test_two_answers_of_one_length_to_one_prompt_are_both_kept():
