@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,7 @@ class Prompt:
     system_boundary: int = 0
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Length of the longest common prefix."""
     length = 0
     for a, b in zip(left, right, strict=False):
@@ -78,7 +77,7 @@ def _system_text(text: str, template: ChatTemplate, messages: Sequence[Message],
         template.render([*system, {"role": "user", "content": content}], enable_thinking=enable_thinking)
         for content in ("x", "0")
     ]
-    return os.path.commonprefix([text, *others])
+    return text[: min(common_prefix(text, other) for other in others)]
 
 
 def append(
