@@ -16,6 +16,7 @@ from deployment.engine.messages import (
     Exported,
     Failed,
     Finished,
+    Fork,
     Import,
     Imported,
     Sampling,
@@ -122,6 +123,7 @@ def test_state_from_outside_is_found_by_its_own_session_alone_and_so_is_what_com
     driver.steps()
     assert driver.started(mine).hit == "peer" and len(driver.captured(mine)) == 1
     longer = (*ledger, 290, 291, *driver.streamed(mine))
+    assert isinstance(driver.call(Fork("f", "s", "child")), Imported)
     for session in ("t", None):
         other = driver.submit(longer, session=session, max_tokens=4, ignore_eos=True)
         driver.steps()
@@ -236,6 +238,21 @@ def test_a_session_whose_turn_end_has_no_image_moves_with_the_deepest_one_and_pr
     assert (other.started(turn).hit, other.started(turn).reused) == ("peer", exported.frontiers[0])
     whole = Driver("none", images=2).run(ledger, max_tokens=20, ignore_eos=True)
     assert other.streamed(turn) == whole.token_ids
+
+
+def test_a_session_keeps_four_images_beside_explicit_ones_and_always_where_its_last_turn_began_and_ended():
+    memory, table = (hashed := Hashed()).engine.memory, hashed.engine._sessions
+    for number, kind in enumerate(["explicit", "turn_start", "explicit", *["turn_end", "turn_start"] * 4]):
+        sequence = memory.open(200)
+        frontier = 100 - number  # later ones spare less and less
+        sequence.settle(frontier)
+        sequence.context_frontier = frontier
+        table.add("s", memory.capture(sequence, (7,) * frontier, "prompt", kind))
+        memory.close(sequence)
+        table.check_invariants()
+    kept = table.checkpoints("s")
+    assert [c.kind for c in kept].count("explicit") == 2 and len(kept) == 6
+    assert [c.frontier for c in kept[-2:]] == [91, 90]
 
 
 # ------------------------------------------------------------------------------------------------ eviction
