@@ -279,7 +279,15 @@ def test_what_is_spared_counts_from_the_nearest_kept_ancestor():
     assert kept == [908] and hashed.engine._sessions.checkpoints("short")
 
 
-def test_for_pages_what_gives_most_back_for_its_tokens_goes_and_never_the_image_to_go_on_from():
+def test_the_image_to_go_on_from_is_not_evicted_for_the_turn_that_waits_for_it_though_it_is_worth_least():
+    hashed = Hashed(lanes=1, images=8, pages=8)
+    hashed.run((*SYSTEM, 1), system_boundary=150)  # 50 tokens a page
+    hashed.run((40, *[1] * 120), session="b")  # 64 tokens a page
+    started, _ = hashed.run((*SYSTEM, *[2] * 60), session="c", max_tokens=170)  # 2 pages are shared, one is missing
+    assert started.reused == 150 and not hashed.engine._sessions.checkpoints("b")
+
+
+def test_for_pages_what_gives_none_back_stays_though_it_spares_least():
     hashed = Hashed(lanes=1, images=8, pages=8)
     hashed.run((*SYSTEM, *[1] * 10), session="a", system_boundary=150)
     hashed.run((40, *[1] * 120), session="b")  # 3 and 2 of 8 pages
@@ -306,8 +314,9 @@ def test_a_checkpoint_that_the_tree_lost_is_a_difference_in_the_books():
     hashed.run((1, 2, 3), session="s")
     (checkpoint,) = hashed.engine.memory.checkpoints
     hashed.engine._sessions._tree.remove(checkpoint)
+    hashed.engine.execute(Submit("t", (1, 2, 3), max_tokens=2))
     with pytest.raises(StateError, match="prefix tree"):
-        hashed.engine._sessions.check_invariants()
+        hashed.engine.step()
 
 
 def test_a_system_boundary_beyond_the_prompt_is_refused_by_name():
