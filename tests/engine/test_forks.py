@@ -32,6 +32,7 @@ class Tree:
             action = self._rng.choice([self.go_on, self.go_on, self.fork, self.fork, self.release])
             (action if name in self.ledgers else self.go_on)(name)
             self.engine.memory.check_invariants()
+            self.engine._sessions.check_invariants()
 
     def go_on(self, name: str) -> None:
         """A turn that keeps the whole ledger, or goes back to somewhere in it."""
