@@ -50,6 +50,9 @@ def serve(
         int | None, typer.Option(help="Limit of prompt and answer in tokens; default: the model's.")
     ] = None,
     images: Annotated[int, typer.Option(help="Checkpoints that a replica keeps on its device.")] = 64,
+    image_min_tokens: Annotated[
+        int | None, typer.Option(help="Tokens since the last checkpoint that are not worth one; default: by its size.")
+    ] = None,
     prefill_chunk: Annotated[int, typer.Option(help="Tokens of one prefill slice.")] = 512,
     max_stall_ms: Annotated[float, typer.Option(help="A prefill slice keeps decoding turns waiting that long.")] = 60.0,
     queue_turns: Annotated[int, typer.Option(help="Turns that may wait on a replica.")] = 1024,
@@ -81,6 +84,7 @@ def serve(
             dtype=dtype,
             lanes=lanes,
             images=images,
+            image_min_tokens=image_min_tokens,
             prefill_chunk=prefill_chunk,
             max_stall_ms=max_stall_ms,
             queue_turns=queue_turns,

@@ -27,7 +27,7 @@ from deployment.wire import HandedOver, NotHere
 MOVE_SECONDS = 30.0
 """How long a session that was given away waits for its new owner's word before it takes turns again."""
 
-ALL_KINDS: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit")
+ALL_KINDS: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit", "tap")
 
 log = logging.getLogger("ray.serve")
 

@@ -244,6 +244,7 @@ class EngineReplica:
             ignore_eos=request.ignore_eos,
             session=session.engine_id if session else None,
             stable_boundary=prompt.stable_boundary if session else 0,
+            system_boundary=prompt.system_boundary,
             drafting=request.drafting,
             tenant=request.tenant,
             priority=request.priority,

@@ -34,6 +34,7 @@ class AppArgs(BaseModel):
     lanes: int = Field(default=4, ge=1, le=256)
     context: int | None = Field(default=None, ge=2)
     images: int = Field(default=64, ge=1)
+    image_min_tokens: int | None = Field(default=None, ge=0)
     pages: int | None = Field(default=None, ge=1)
     prefill_chunk: int = Field(default=512, ge=1)
     max_stall_ms: float = Field(default=60.0, gt=0)
@@ -42,6 +43,7 @@ class AppArgs(BaseModel):
     tenant_lanes: int | None = Field(default=None, ge=1)
     tenant_queued_tokens: int | None = Field(default=None, ge=1)
     preempt_seconds: float | None = Field(default=2.0, ge=0)
+    check_invariants: bool = False
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
@@ -82,7 +84,9 @@ class AppArgs(BaseModel):
             lanes=self.lanes,
             context=self.context,
             images=self.images,
+            image_min_tokens=self.image_min_tokens,
             pages=self.pages,
+            check_invariants=self.check_invariants,
             prefill_chunk=self.prefill_chunk,
             max_stall_ms=self.max_stall_ms,
             queue_turns=self.queue_turns,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,13 +25,15 @@ _MARKER = "dflash-marker-4f1c9a7e0b62"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of a turn's prompt. The next turn's prompt will begin with the first `stable_boundary` of them."""
+    """Token ids of a turn's prompt. The next turn's prompt will begin with the first `stable_boundary` of them, and
+    those of other conversations with the same tools and system message with the first `system_boundary`; 0: none."""
 
     ids: tuple[int, ...]
     stable_boundary: int
+    system_boundary: int = 0
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Length of the longest common prefix."""
     length = 0
     for a, b in zip(left, right, strict=False):
@@ -53,13 +56,28 @@ def full_history(
     A prompt of `limit` tokens or more, which will be refused, has no boundary: finding one takes as long as the prompt.
     Raises ModelError where the template refuses the messages.
     """
-    ids = tokenizer.encode(template.render(list(messages), enable_thinking=enable_thinking))
+    text = template.render(list(messages), enable_thinking=enable_thinking)
+    ids = tokenizer.encode(text)
     if limit is not None and len(ids) >= limit:
         return Prompt(tuple(ids), 0)
     later = tokenizer.encode(
         template.render([*messages, *_NEXT], add_generation_prompt=False, enable_thinking=enable_thinking)
     )
-    return Prompt(tuple(ids), _boundary(ids, later))
+    shared = _system_text(text, template, messages, enable_thinking)
+    system_boundary = common_prefix(ids, tokenizer.encode(shared)) if shared else 0
+    return Prompt(tuple(ids), _boundary(ids, later), min(system_boundary, len(ids) - 1))
+
+
+def _system_text(text: str, template: ChatTemplate, messages: Sequence[Message], enable_thinking: bool | None) -> str:
+    """How a conversation's text begins whatever its first user says; empty without a system message."""
+    system = list(itertools.takewhile(lambda message: message.get("role") in _SYSTEM_ROLES, messages))
+    if not system:
+        return ""
+    others = [
+        template.render([*system, {"role": "user", "content": content}], enable_thinking=enable_thinking)
+        for content in ("x", "0")
+    ]
+    return text[: min(common_prefix(text, other) for other in others)]
 
 
 def append(
@@ -98,6 +116,8 @@ def append(
     kept = [*ledger, *([close] if close is not None else [])]
     return Prompt((*kept, *new[already:]), len(kept) + _boundary(new, later) - already)
 
+
+_SYSTEM_ROLES = ("system", "developer")
 
 _NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
 

@@ -1,10 +1,10 @@
 """Where does a turn get the memory it runs in, how does it give it up, and how does it go on later?
 
-    open      what another turn with the same prompt left for it; else the session's deepest checkpoint that is a prefix
+    open      what another turn with the same prompt left for it; else the tenant's deepest checkpoint that is a prefix
               of the prompt; else an empty state
     suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
-    resume    that checkpoint; else a prefix of the ledger that the session holds; else an empty state. What is missing
-              is prefilled again up to the last commit boundary: nothing is drawn or published twice
+    resume    that checkpoint; else the tenant's deepest one that is a prefix of the ledger; else an empty state. What
+              is missing is prefilled again up to the last commit boundary: nothing is drawn or published twice
 
 Nothing is taken unless all is there; checkpoints of idle sessions make room, then those of suspended turns.
 """
@@ -12,7 +12,7 @@ Nothing is taken unless all is there; checkpoints of idle sessions make room, th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from deployment.engine import errors
@@ -24,6 +24,7 @@ from deployment.engine.scheduler import LANES, Holding, Shortage
 from deployment.engine.sessions import SessionTable
 from deployment.engine.stop_strings import StopStrings
 from deployment.engine.thinking import ThinkingLimit
+from state.checkpoint import Checkpoint
 from state.errors import CapacityError, CoverageError
 from state.geometry import PAGE_TOKENS, pages_for
 from state.memory import SequenceMemory, StateMemory
@@ -63,8 +64,7 @@ class Admission:
         """A lane with memory of its own. `CapacityError` if there is no room now. `alone`: no other lane runs, so that
         nothing is gained by waiting."""
         budget = self.budget(submit)
-        take = partial(self._restore, submit, submit.prompt_ids, len(submit.prompt_ids) + budget)
-        memory, hit = self._with_room(take, submit, alone)
+        memory, hit = self._with_room(submit, submit.prompt_ids, len(submit.prompt_ids) + budget, alone)
         self._sessions.unpark(submit.turn)
         ends = frozenset(self._models.defaults.eos_ids)
         return Lane(
@@ -79,6 +79,8 @@ class Admission:
             admitted_at=now,
             session=submit.session,
             boundary=submit.stable_boundary if submit.session else 0,
+            system_boundary=submit.system_boundary,
+            imaged=memory.frontier,
             stop_strings=self._stop_strings(submit),
             thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
         )
@@ -114,8 +116,9 @@ class Admission:
                 self._sessions.park(lane.submit.turn, self._memory.capture(lane.memory, ledger, form, "turn_end"))
             except Exception as error:  # also that of a device: the ledger is enough
                 logger.info("a suspended turn will be replayed: %s", error)
-        if lane.boundary <= lane.frontier:
-            lane.boundary = 0  # captured already
+        # what was captured already is not captured again
+        lane.boundary = lane.boundary if lane.boundary > lane.frontier else 0
+        lane.system_boundary = lane.system_boundary if lane.system_boundary > lane.frontier else 0
         lane.pending = 0
         lane.suspended = True
         self._memory.close(lane.memory)
@@ -123,16 +126,16 @@ class Admission:
     def resume(self, lane: Lane, row: int, alone: bool) -> None:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
         submit = lane.submit
-        take = partial(self._restore, submit, lane.ledger, lane.prompt_tokens + lane.budget)
-        memory, hit = self._with_room(take, submit, alone)
+        memory, hit = self._with_room(submit, lane.ledger, lane.prompt_tokens + lane.budget, alone)
         self._sessions.unpark(submit.turn)
-        lane.memory, lane.row, lane.suspended = memory, row, False
+        lane.memory, lane.row, lane.suspended, lane.imaged = memory, row, False, memory.frontier
         if hit is not None and len(lane.ledger) == lane.prompt_tokens:
             lane.hit, lane.reused = hit, memory.frontier  # nothing was told yet: its prompt begins anew
 
     def shortage(self, error: CapacityError, submit: Submit) -> Shortage:
         """What is missing beyond all that could be evicted for this turn."""
-        can_evict = self._sessions.evictable(error.pool, submit.session, submit.turn)
+        source = self._source(submit, submit.prompt_ids)
+        can_evict = self._sessions.evictable(error.pool, submit.session, submit.turn, source)
         return Shortage(error.pool, max(1, error.wanted - error.free - can_evict))
 
     def holding(self, lane: Lane) -> Holding:
@@ -142,10 +145,12 @@ class Admission:
             held[self._memory.draft.name] = len(lane.memory.draft_pages)
         return held
 
-    def _with_room(self, take: Callable[[], _Opened], submit: Submit, alone: bool) -> _Opened:
+    def _with_room(self, submit: Submit, ledger: Sequence[int], tokens: int, alone: bool) -> _Opened:
+        take = partial(self._restore, submit, ledger, tokens)
         try:
             # the checkpoint to go on from is not evicted for the turn that waits for it
-            opened = self._sessions.with_room(take, keep=submit.session, turn=submit.turn)
+            source = self._source(submit, ledger)
+            opened = self._sessions.with_room(take, keep=submit.session, turn=submit.turn, source=source)
         except CapacityError:
             if not alone:
                 raise
@@ -166,14 +171,15 @@ class Admission:
             except CoverageError as error:
                 logger.warning("a suspended turn is replayed: %s", error)
                 self._sessions.unpark(submit.turn)
-        while submit.session:
-            found = self._sessions.deepest_prefix(submit.session, ledger)
-            if found is None:
-                break
+        while (found := self._sessions.deepest_prefix(submit.session, ledger, submit.tenant)) is not None:
             checkpoint, hit = found
             try:
                 return self._memory.restore(checkpoint, tokens), hit
             except CoverageError as error:
                 logger.warning("a checkpoint is not used: %s", error)
-                self._sessions.discard(submit.session, checkpoint)
+                self._sessions.discard(checkpoint)
         return self._memory.open(tokens), "none"
+
+    def _source(self, submit: Submit, ledger: Sequence[int]) -> Checkpoint | None:
+        found = self._sessions.deepest_prefix(submit.session, ledger, submit.tenant)
+        return found[0] if found is not None else None

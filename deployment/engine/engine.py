@@ -16,14 +16,13 @@ from functools import partial
 
 from deployment.engine import errors
 from deployment.engine.admission import Admission
+from deployment.engine.captures import Captures
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.messages import (
     Cancel,
-    Captured,
-    CheckpointKind,
     Command,
     Drop,
     Dropped,
@@ -51,6 +50,7 @@ from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
 from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
+from state.image_policy import ImagePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,10 @@ class Engine:
         self._executor = Executor(models, self.memory, options.lanes)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, self.memory, self._sessions)
+        policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
+        self._captures = Captures(
+            self.memory, self._sessions, policy, lambda lane: self._executor.catch_up([lane]), emit
+        )
         self._admission = Admission(models, self.memory, self._sessions)
         self._scheduler = Scheduler(options)
         self._pacer = PrefillPacer(options.prefill_chunk, options.max_stall_ms)
@@ -166,6 +170,13 @@ class Engine:
         """Does one piece of work of each kind. Returns False if there was nothing to do."""
         if self.idle:
             return False
+        self._step()
+        if self._options.check_invariants:
+            self.memory.check_invariants()
+            self._sessions.check_invariants()
+        return True
+
+    def _step(self) -> None:
         self._end_cancelled()
         self._admit(self._clock())
         prefilling = [lane for lane in self._lanes if lane.prefilling]
@@ -175,7 +186,6 @@ class Engine:
         decoding = [lane for lane in self._lanes if not lane.prefilling]
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
-        return True
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
         """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on.
@@ -194,7 +204,7 @@ class Engine:
 
     def _fail(self, lane: Lane, error: EngineError) -> None:
         if not lane.ended:
-            self._capture(lane, "turn_end")
+            self._captures.ended(lane)
             self._end(lane, Failed(lane.submit.turn, error.code, error.message, error.param))
 
     def _end_cancelled(self) -> None:
@@ -284,7 +294,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------ prefill
 
     def _prefill_slice(self, lane: Lane, decoding: bool) -> None:
-        """One slice of a prompt; ends early at the stable boundary, where the turn start is captured.
+        """One slice of a prompt; ends early at a boundary where an image is captured.
 
         A turn that was preempted is replayed to where it stood, and goes on decoding from there.
         """
@@ -294,8 +304,7 @@ class Engine:
             before = self._clock()
             self._executor.prefill(lane, end)
             self._pacer.measured(end - start, self._clock() - before)
-        if end == lane.boundary:
-            self._capture(lane, "turn_start")
+        self._captures.prefilled(lane)
         if lane.frontier < lane.prefill_end or replayed:
             return
         self._admission.share(lane)
@@ -320,6 +329,8 @@ class Engine:
         self._tell(publish(lane, outcome, accepted, logprobs))
         if lane.finish_reason is not None:
             self._finish(lane)
+        elif accepted is not None:
+            self._captures.decoded(lane)
 
     def _tell(self, tokens: Tokens | None) -> None:
         if tokens is not None:
@@ -328,7 +339,7 @@ class Engine:
     def _finish(self, lane: Lane) -> None:
         """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
         self._tell(tell(lane, len(lane.published), None))
-        self._capture(lane, "turn_end")
+        self._captures.ended(lane)
         finished = Finished(
             turn=lane.submit.turn,
             finish_reason=lane.finish_reason or "cancelled",
@@ -344,30 +355,6 @@ class Engine:
             hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
         )
         self._end(lane, finished)
-
-    def _capture(self, lane: Lane, kind: CheckpointKind) -> None:
-        """Keeps a checkpoint at the lane's frontier, if it has a session and anything new.
-
-        Without room, or if the state is not whole, there is none: the turn goes on or ends all the same.
-        """
-        if lane.session is None or lane.frontier <= lane.reused:
-            return
-        form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
-        ledger = lane.ledger[: lane.frontier + (form == "decode")]
-        try:
-            if lane.suspended:
-                checkpoint = self._sessions.give_parked(lane.submit.turn, lane.session)
-                if checkpoint is None:
-                    return
-            else:
-                self._executor.catch_up([lane])
-                capture = partial(self.memory.capture, lane.memory, ledger, form, kind)
-                checkpoint = self._sessions.with_room(capture, keep=None)
-                self._sessions.add(lane.session, checkpoint)
-        except Exception as error:  # also that of a device: what the turn committed is in its ledger
-            logger.warning("no %s checkpoint of a session: %s", kind, _shown(error))
-            return
-        self._emit(Captured(lane.submit.turn, lane.session, kind, checkpoint.frontier))
 
     def _end(self, lane: Lane, last: Finished | Failed) -> None:
         """Frees the lane and sends the turn's last event, whatever happens."""

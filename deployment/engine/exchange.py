@@ -29,10 +29,13 @@ class StateExchange:
             if checkpoint.kind in command.kinds:
                 newest.pop(checkpoint.kind, None)
                 newest[checkpoint.kind] = checkpoint
-        if not newest:
+        chosen = list(newest.values())
+        deepest = self._sessions.on_the_way(command.session)
+        if deepest is not None and deepest not in chosen and "turn_end" in command.kinds:
+            chosen.append(deepest)  # the turn's end has no image: whoever goes on prefills what came after this one
+        if not chosen:
             wanted = ", ".join(command.kinds)
             raise EngineError(errors.UNKNOWN_SESSION, f"session {command.session!r} has no checkpoint of kind {wanted}")
-        chosen = list(newest.values())
         blobs = tuple(encode_checkpoint(self._memory, c, self._models.fingerprint, command.record) for c in chosen)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, blobs, tuple(kinds), tuple(c.frontier for c in chosen))
@@ -64,15 +67,16 @@ class StateExchange:
         forked: list[Checkpoint] = []
         try:
             for checkpoint in self._held(command.session):
-                forked.append(self._sessions.with_room(partial(self._memory.fork, checkpoint), keep=command.session))
+                fork = partial(self._memory.fork, checkpoint)
+                forked.append(self._sessions.with_room(fork, keep=command.session, source=checkpoint))
         except BaseException:
             self._release(forked)
             raise
-        self._sessions.replace(command.child, forked, "device")
+        self._sessions.replace(command.child, forked, "device", self._sessions.tenant(command.session))
         return self._imported(command.call, command.child, {})
 
     def _held(self, session: str) -> tuple[Checkpoint, ...]:
-        held = self._sessions.checkpoints(session)
+        held = self._sessions.whole(session)
         if not held:
             raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {session!r} is held here")
         return held

@@ -16,7 +16,9 @@ class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
     has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
     last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
-    turn's checkpoints; None also once the session was given another state. `ended`: the last event is out. `suspended`:
+    turn's checkpoints; None also once the session was given another state. `boundary`, `system_boundary`: prompt tokens
+    where a turn start and the tenant's tap are captured; 0: not, or not any more. `imaged`: frontier of the last image
+    on the lane's way. `ended`: the last event is out. `suspended`:
     the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
     answer's ids, of which the client knows the first `told`; the others may belong to a stop string.
     `matcher`: where the turn stands in its grammar; it follows `generated`."""
@@ -32,6 +34,8 @@ class Lane:
     admitted_at: float
     session: str | None = None
     boundary: int = 0
+    system_boundary: int = 0
+    imaged: int = 0
     pending: int = 0
     published: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)

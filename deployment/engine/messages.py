@@ -14,7 +14,7 @@ Hit = Literal["device", "host", "peer", "disk", "none"]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
-CheckpointKind = Literal["turn_start", "turn_end", "explicit"]
+CheckpointKind = Literal["turn_start", "turn_end", "explicit", "tap"]
 
 Priority = Literal["interactive", "background"]
 
@@ -79,11 +79,15 @@ class Grammar:
 class Submit:
     """Runs one turn: prefill `prompt_ids`, then decode up to `max_tokens` tokens.
 
-    With a `session`, the deepest checkpoint of that session whose ledger is an exact prefix of the prompt is restored
-    first; a `turn_start` checkpoint is captured at `stable_boundary` tokens (0: none) and a `turn_end` checkpoint when
-    the turn ends, at whatever was committed by then. `stop_ids`, and the model's end tokens unless `ignore_eos`, end
-    the turn: such an id is committed to the ledger but hidden, that is not published. `max_tokens = None` means: up to
-    the context limit. `drafting = False` decodes without proposals even if the engine has a drafter.
+    The deepest checkpoint of the tenant whose processed tokens are an exact prefix of the prompt is restored first.
+    With a `session`, a `turn_start` checkpoint is captured at `stable_boundary` tokens (0: none), a `turn_end` one when
+    the turn ends, at whatever was committed by then, and `tap`s on a long way, each where it is worth it
+    (`state/image_policy.py`). `system_boundary`: where the tools-and-system block ends (0: there is none); a tap there
+    is kept for all turns of the tenant, with or without a session.
+
+    `stop_ids`, and the model's end tokens unless `ignore_eos`, end the turn: such an id is committed to the ledger but
+    hidden, that is not published. `max_tokens = None` means: up to the context limit. `drafting = False` decodes
+    without proposals even if the engine has a drafter.
 
     `stop_strings` end the turn at the token that completes one, if `sampling.min_tokens` ids are published by then.
     That token is committed; the text ends before the string, or with it if `include_stop_string`.
@@ -104,6 +108,7 @@ class Submit:
     ignore_eos: bool = False
     session: str | None = None
     stable_boundary: int = 0
+    system_boundary: int = 0
     drafting: bool = True
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
@@ -133,7 +138,8 @@ class Preempt:
 
 @dataclass(frozen=True)
 class Export:
-    """Encodes every checkpoint that the session holds on the device (at most one of each kind), oldest first.
+    """Encodes what stands for a session, oldest first: the newest checkpoint of each kind that it holds on the device,
+    and with `turn_end` also the deepest one on the way to its ledger's end, whoever holds it and of whatever kind.
 
     `record` is what the replica knows of the session (transcript, turns, epoch, ...); it goes into each manifest as
     is. It may hold only None, bool, int, float, str, bytes, lists and dicts with str keys. Answer: `Exported`.
@@ -142,7 +148,7 @@ class Export:
     call: str
     session: str
     record: dict[str, Any] = field(default_factory=dict)
-    kinds: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit")
+    kinds: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit", "tap")
 
 
 @dataclass(frozen=True)

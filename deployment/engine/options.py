@@ -15,6 +15,8 @@ class EngineOptions:
 
     `draft_tokens`: K in 1..15 (None: the drafter's block size - 1). `lanes`: sequences that decode together. `context`:
     limit of prompt + published tokens (None: the model's). `images`: checkpoints kept on the device beside the lanes.
+    `image_min_tokens`: a turn leaves an image only for more tokens than that since the nearest kept one (None: as many
+    as cost as much to prefill as an image costs to keep, 512 for one of 187 MiB, 0 for a small model).
     `pages`: pages of 64 tokens in each pool (None: every lane at full context, and half as much for checkpoints).
     `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the drafter's checkpoint says or leaves
     unsaid about causality inside the block (decision 1). `proposal_head`: an index file of the token ids that may be
@@ -25,6 +27,9 @@ class EngineOptions:
     `queue_seconds`: how long a turn may wait for its first lane, unless it says so itself (None: without end).
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
+
+    `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
+    hunting faults, since it takes time in proportion to pages and images.
     """
 
     model: Path
@@ -36,6 +41,7 @@ class EngineOptions:
     lanes: int = 4
     context: int | None = None
     images: int = 64
+    image_min_tokens: int | None = None
     pages: int | None = None
     prefill_chunk: int = 512
     draft_causal: Literal["auto", "true", "false"] = "auto"
@@ -48,6 +54,7 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+    check_invariants: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
@@ -55,7 +62,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, must be at least 1")
-        for name in ("queue_seconds", "preempt_seconds"):
+        for name in ("queue_seconds", "preempt_seconds", "image_min_tokens"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} is {value}, must be at least 0")

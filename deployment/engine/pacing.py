@@ -50,8 +50,9 @@ class PrefillPacer:
         end = lane.frontier + size
         if size >= PAGE_TOKENS:
             end -= end % PAGE_TOKENS  # beyond the frontier still: the slice has a whole page at least
-        if lane.frontier < lane.boundary:
-            end = min(end, lane.boundary)
+        for boundary in (lane.system_boundary, lane.boundary):
+            if lane.frontier < boundary:
+                end = min(end, boundary)
         return min(end, lane.prefill_end)
 
     def measured(self, tokens: int, seconds: float) -> None:

@@ -1,101 +1,173 @@
-"""Which checkpoints a session holds on the device, which one a prompt can go on from, and which go first.
+"""Which checkpoints are kept on the device, which one a prompt can go on from, and which go first.
 
-At most `KEPT` checkpoints a session, the oldest released first. When memory is short, the session that was used least
-recently loses its oldest checkpoint: its copies in other tiers are not touched. A turn that was preempted *parks* one
-checkpoint here; it goes after those of all sessions, since its turn will surely need it.
+Sessions hold checkpoints, at most `KEPT` each beside explicit ones; a *tap* at the end of a tools-and-system block is
+held for the whole tenant, and counts to no session. What one turn of a tenant left, every other one finds: the deepest
+checkpoint that is an exact prefix, whoever holds it. Only state that came from outside is found by its own session
+alone, and so is what was computed from it.
+
+When memory is short, the checkpoint goes that spares the least prefill for what it gives back, the longest unused first
+among equals; its copies in other tiers are not touched. A turn that was preempted *parks* one checkpoint here; it goes
+after all others, since its turn will surely need it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from deployment.engine.messages import Hit
 from state.checkpoint import Checkpoint
-from state.errors import CapacityError
+from state.errors import CapacityError, StateError
 from state.memory import StateMemory
+from state.prefix_tree import PrefixTree
 
 KEPT = 4
 
 _Taken = TypeVar("_Taken")
+_Root = tuple[str, str]
+_TENANT = "tenant"
 
 
 @dataclass(eq=False)
-class HeldSession:
-    """`checkpoints`, oldest first. `origin`: where they came from, until a turn has gone on from them."""
+class _Holder:
+    """`name`: the session, or None for a tap. `root`: where its checkpoints are found. `checkpoints`, oldest first.
+    `origin`: where they came from, until a turn has gone on from them. `ledger`: what the session has committed, of
+    which the last tokens may have no checkpoint. `used`: when, as a count of uses."""
 
+    name: str | None
+    root: _Root
     checkpoints: list[Checkpoint] = field(default_factory=list)
     origin: Hit = "device"
+    ledger: tuple[int, ...] = ()
+    used: int = 0
 
 
 class SessionTable:
-    """Sessions by key, least recently used first. Owns the checkpoints that it holds."""
+    """Owns the checkpoints that it holds."""
 
     def __init__(self, memory: StateMemory, on_evicted: Callable[[str], None]) -> None:
         """`on_evicted` is told the name of a session whose last checkpoint was evicted."""
         self._memory = memory
         self._on_evicted = on_evicted
-        self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
+        self._tree: PrefixTree[Checkpoint] = PrefixTree()
+        self._sessions: dict[str, _Holder] = {}
+        self._holders: dict[Checkpoint, _Holder] = {}
         self._parked: dict[str, Checkpoint] = {}
+        self._uses = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
+    # ------------------------------------------------------------------------------------------------ looking up
+
     def checkpoints(self, session: str) -> tuple[Checkpoint, ...]:
-        """All checkpoints of a session, oldest first; none if it is unknown."""
+        """All checkpoints that a session holds, oldest first; none if it is unknown."""
         held = self._sessions.get(session)
         return tuple(held.checkpoints) if held else ()
 
-    def deepest_prefix(self, session: str, prompt: Sequence[int]) -> tuple[Checkpoint, Hit] | None:
-        """The deepest checkpoint whose processed tokens are an exact prefix of `prompt` and shorter than it, so that
-        at least one token is prefilled. Also marks the session as used."""
+    def whole(self, session: str) -> tuple[Checkpoint, ...]:
+        """What stands for a session elsewhere, oldest first: what it holds, and the checkpoint `on_the_way`. The
+        tokens after that one are prefilled by whoever goes on."""
+        own, found = self.checkpoints(session), self.on_the_way(session)
+        return own if found is None or found in own else (found, *own)
+
+    def on_the_way(self, session: str) -> Checkpoint | None:
+        """The deepest checkpoint at a prefix of the session's ledger, whoever holds it."""
         held = self._sessions.get(session)
-        if held is None:
+        return self._deepest(held.root, held.ledger, len(held.ledger), held) if held else None
+
+    def deepest_prefix(
+        self, session: str | None, prompt: Sequence[int], tenant: str = ""
+    ) -> tuple[Checkpoint, Hit] | None:
+        """The deepest checkpoint whose processed tokens are an exact prefix of `prompt` and shorter than it, so that
+        at least one token is prefilled; at equal depth the session's own. Also marks it and the session as used."""
+        held = self._sessions.get(session) if session is not None else None
+        if held is not None:
+            self._use(held)
+        roots = [held.root, _tenant(tenant)] if held is not None else [_tenant(tenant)]
+        found = [c for root in roots if (c := self._deepest(root, prompt, len(prompt) - 1, held)) is not None]
+        best = max(found, key=lambda checkpoint: checkpoint.frontier, default=None)
+        if best is None:
             return None
-        self._sessions.move_to_end(session)
-        prompt = tuple(prompt)
-        fitting = [
-            c for c in held.checkpoints if c.frontier < len(prompt) and c.ledger[: c.frontier] == prompt[: c.frontier]
-        ]
-        best = max(fitting, key=lambda c: c.frontier, default=None)
-        if best is None or best.frontier == 0:
-            return None
-        return best, held.origin
+        holder = self._holders[best]
+        self._use(holder)
+        return best, holder.origin if holder is held else "device"
+
+    def _deepest(self, root: _Root, tokens: Sequence[int], limit: int, held: _Holder | None) -> Checkpoint | None:
+        best: Checkpoint | None = None
+        for checkpoint in self._tree.prefixes(root, tokens, limit):
+            if best is not None and checkpoint.frontier < best.frontier:
+                break
+            if best is None or self._holders[checkpoint] is held:
+                best = checkpoint
+        return best
+
+    def nearest(self, session: str | None, tokens: Sequence[int], tenant: str = "") -> int:
+        """Tokens of the deepest prefix of `tokens` that a session can count on: its own checkpoints and the taps of
+        its tenant, but not those of other sessions, which go with them. 0: there is none."""
+        held = self._sessions.get(session) if session is not None else None
+        for checkpoint in self._tree.prefixes(held.root if held else _tenant(tenant), tokens, len(tokens)):
+            holder = self._holders[checkpoint]
+            if holder is held or holder.name is None:
+                return checkpoint.frontier
+        return 0
+
+    def tenant(self, session: str) -> str | None:
+        """Under which tenant others find the session's checkpoints; None if nobody else does."""
+        held = self._sessions.get(session)
+        return held.root[1] if held is not None and held.root[0] == _TENANT else None
+
+    def is_private(self, session: str) -> bool:
+        """Whether the session's state came from outside, so that nothing of it may be shared."""
+        return session in self._sessions and self.tenant(session) is None
+
+    # ------------------------------------------------------------------------------------------------ keeping
 
     def settle(self, session: str) -> None:
         """From now on the session's state counts as this device's own."""
         if session in self._sessions:
             self._sessions[session].origin = "device"
 
-    def add(self, session: str, checkpoint: Checkpoint) -> None:
-        """Gives a checkpoint to a session, and releases what it replaces: the same frontier and kind, or the oldest."""
-        held = self._sessions.setdefault(session, HeldSession())
-        self._sessions.move_to_end(session)
-        same = [c for c in held.checkpoints if (c.kind, c.frontier) == (checkpoint.kind, checkpoint.frontier)]
+    def add(self, session: str, checkpoint: Checkpoint, tenant: str = "") -> None:
+        """Gives a checkpoint to a session, and releases what it replaces: one of the same tokens and kind, or one more
+        than `KEPT`."""
+        held = self._session(session, tenant)
+        same = [c for c in held.checkpoints if c.kind == checkpoint.kind and _processed(c) == _processed(checkpoint)]
         for old in same:
-            self._release(held, old)
-        held.checkpoints.append(checkpoint)
-        while len(held.checkpoints) > KEPT:
-            self._release(held, held.checkpoints[0])
+            self._release(old)
+        self._hold(held, checkpoint)
+        self._trim(held)
 
-    def replace(self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit) -> None:
-        """Gives a session exactly these checkpoints, oldest first."""
+    def add_tap(self, checkpoint: Checkpoint, tenant: str) -> None:
+        """Keeps a checkpoint for all turns of a tenant."""
+        self._hold(_Holder(None, _tenant(tenant)), checkpoint)
+
+    def commit(self, session: str, ledger: Sequence[int], tenant: str = "") -> None:
+        """Notes what a session has committed, whether there is a checkpoint at its end or not."""
+        self._session(session, tenant).ledger = tuple(ledger)
+
+    def replace(self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit, tenant: str | None = None) -> None:
+        """Gives a session exactly these checkpoints, oldest first. Other sessions of `tenant` find them too; None, for
+        state that nobody vouches for: they are found by this session alone, and so is all that it computes later."""
         self.drop(session)
-        self._sessions[session] = HeldSession(list(checkpoints)[-KEPT:], origin)
-        for surplus in list(checkpoints)[:-KEPT]:
-            self._memory.release(surplus)
+        root = ("session", session) if tenant is None else _tenant(tenant)
+        held = self._sessions[session] = _Holder(session, root, origin=origin)
+        for checkpoint in checkpoints:
+            self._hold(held, checkpoint)
+        held.ledger = max(checkpoints, key=lambda c: c.frontier).ledger if checkpoints else ()
+        self._trim(held)
 
-    def discard(self, session: str, checkpoint: Checkpoint) -> None:
-        """Releases one checkpoint of a session."""
-        self._release(self._sessions[session], checkpoint)
+    def discard(self, checkpoint: Checkpoint) -> None:
+        """Releases one checkpoint, whoever holds it."""
+        self._release(checkpoint)
 
     def drop(self, session: str) -> None:
         """Releases all that a session holds; unknown sessions are ignored."""
         held = self._sessions.pop(session, None)
-        for checkpoint in held.checkpoints if held else ():
-            self._memory.release(checkpoint)
+        for checkpoint in tuple(held.checkpoints) if held else ():
+            self._release(checkpoint)
 
     # ------------------------------------------------------------------------------------------------ parked turns
 
@@ -112,33 +184,24 @@ class SessionTable:
         if checkpoint is not None:
             self._memory.release(checkpoint)
 
-    def give_parked(self, turn: str, session: str) -> Checkpoint | None:
+    def give_parked(self, turn: str, session: str, tenant: str = "") -> Checkpoint | None:
         """Makes a turn's parked checkpoint one of a session's. None if there is none."""
         checkpoint = self._parked.pop(turn, None)
         if checkpoint is not None:
-            self.add(session, checkpoint)
+            self.add(session, checkpoint, tenant)
         return checkpoint
 
     # ------------------------------------------------------------------------------------------------ eviction
 
-    def evict_one(self, keep: str | None = None, turn: str | None = None) -> bool:
-        """Releases the oldest checkpoint of the session used least recently, other than `keep`; without one, what a
-        turn other than `turn` has parked. False if there is neither."""
-        for session, held in self._sessions.items():
-            if session != keep and held.checkpoints:
-                self._release(held, held.checkpoints[0])
-                if not held.checkpoints:
-                    del self._sessions[session]
-                    self._on_evicted(session)
-                return True
-        parked = next((name for name in self._parked if name != turn), None)
-        if parked is not None:
-            self.unpark(parked)
-        return parked is not None
-
-    def with_room(self, take: Callable[[], _Taken], keep: str | None, turn: str | None = None) -> _Taken:
-        """Calls `take`; while memory is short, evicts checkpoints of other sessions than `keep` and other turns than
-        `turn`, and calls it again.
+    def with_room(
+        self,
+        take: Callable[[], _Taken],
+        keep: str | None,
+        turn: str | None = None,
+        source: Checkpoint | None = None,
+    ) -> _Taken:
+        """Calls `take`; while memory is short, evicts checkpoints other than those of the session `keep`, of the turn
+        `turn`, and `source`, and calls it again.
 
         Nothing is evicted that would not be enough: then the CapacityError passes on and every session keeps what it
         has. `take` may be called several times, so it must look up what it needs each time.
@@ -147,22 +210,107 @@ class SessionTable:
             try:
                 return take()
             except CapacityError as short:
-                can_evict = self.evictable(short.pool, keep, turn)
-                if short.wanted > short.free + can_evict or not self.evict_one(keep, turn):
+                can_evict = self.evictable(short.pool, keep, turn, source)
+                if short.wanted > short.free + can_evict or not self._evict_one(short.pool, keep, turn, source):
                     raise
 
-    def evictable(self, pool: str, keep: str | None, turn: str | None = None) -> int:
-        """Images or pages that would be free if all checkpoints but those of `keep` and `turn` were evicted."""
-        checkpoints = [c for name, held in self._sessions.items() if name != keep for c in held.checkpoints]
+    def evictable(self, pool: str, keep: str | None, turn: str | None = None, source: Checkpoint | None = None) -> int:
+        """Images or pages that would be free if all checkpoints that `with_room` may evict were."""
+        checkpoints = self._candidates(keep, source)
         checkpoints += [c for name, c in self._parked.items() if name != turn]
         if pool == self._memory.images.name:
             return len(checkpoints)
-        pages = self._memory.target if pool == self._memory.target.name else self._memory.draft
-        assert pages is not None
-        of_target = pages is self._memory.target
-        holders = Counter(page for c in checkpoints for page in (c.pages if of_target else c.draft_pages))
-        return sum(count == pages.refcount(page) for page, count in holders.items())
+        holders = Counter(page for c in checkpoints for page in self._pages(c, pool))
+        return sum(count == self._refcount(page, pool) for page, count in holders.items())
 
-    def _release(self, held: HeldSession, checkpoint: Checkpoint) -> None:
-        held.checkpoints.remove(checkpoint)
+    def _evict_one(self, pool: str, keep: str | None, turn: str | None, source: Checkpoint | None) -> bool:
+        """Releases what is worth least; without any such, what a turn has parked. False if there is neither."""
+        candidates = self._candidates(keep, source)
+        if candidates:
+            self._evict(min(candidates, key=lambda c: (self._worth(c, pool), self._holders[c].used)))
+            return True
+        parked = next((name for name in self._parked if name != turn), None)
+        if parked is not None:
+            self.unpark(parked)
+        return parked is not None
+
+    def _candidates(self, keep: str | None, source: Checkpoint | None) -> list[Checkpoint]:
+        return [c for c, held in self._holders.items() if c is not source and (keep is None or held.name != keep)]
+
+    def _worth(self, checkpoint: Checkpoint, pool: str) -> float:
+        """Tokens that would have to be prefilled without this checkpoint, for each image or page of `pool` that its
+        end gives back. Without end where it gives none back: then another one must go anyway."""
+        spared = self._spared(checkpoint)
+        if spared == 0 or pool == self._memory.images.name:
+            return spared
+        freed = sum(self._refcount(page, pool) == 1 for page in self._pages(checkpoint, pool))
+        return spared / freed if freed else float("inf")
+
+    def _spared(self, checkpoint: Checkpoint) -> int:
+        return checkpoint.frontier - self._tree.ancestor(checkpoint)
+
+    def _pages(self, checkpoint: Checkpoint, pool: str) -> tuple[int, ...]:
+        return checkpoint.pages if pool == self._memory.target.name else checkpoint.draft_pages
+
+    def _refcount(self, page: int, pool: str) -> int:
+        pages = self._memory.target if pool == self._memory.target.name else self._memory.draft
+        return pages.refcount(page) if pages is not None else 0
+
+    def _evict(self, checkpoint: Checkpoint) -> None:
+        held = self._holders[checkpoint]
+        self._release(checkpoint)
+        if held.name is not None and not held.checkpoints:
+            del self._sessions[held.name]
+            self._on_evicted(held.name)
+
+    def _trim(self, held: _Holder) -> None:
+        """The two newest stay, which are where the last turn began and where it ended."""
+        while len(own := [c for c in held.checkpoints if c.kind != "explicit"]) > KEPT:
+            self._release(min(own[:-2], key=self._spared))
+
+    # ------------------------------------------------------------------------------------------------ books
+
+    def check_invariants(self) -> None:
+        """Compares all books with each other. Raises `StateError` naming what is wrong."""
+        held = [c for holder in self._holders.values() for c in holder.checkpoints]
+        if any(checkpoint not in self._tree for checkpoint in held) or len(self._tree) != len(self._holders):
+            raise StateError("session table: the prefix tree does not hold what the sessions hold")
+        for checkpoint, holder in self._holders.items():
+            self._memory.check_kept(checkpoint)
+            if checkpoint not in holder.checkpoints:
+                raise StateError(f"session table: checkpoint {checkpoint.id} is not known to its holder")
+            if holder.name is not None and self._sessions.get(holder.name) is not holder:
+                raise StateError(f"session table: session {holder.name!r} was dropped, but holds a checkpoint")
+        kept = len(self._holders) + len(self._parked)
+        if kept != len(self._memory.checkpoints):
+            raise StateError(f"session table: {kept} checkpoints are held, {len(self._memory.checkpoints)} exist")
+
+    def _session(self, session: str, tenant: str) -> _Holder:
+        held = self._sessions.get(session)
+        if held is None:
+            held = self._sessions[session] = _Holder(session, _tenant(tenant))
+        self._use(held)
+        return held
+
+    def _use(self, held: _Holder) -> None:
+        self._uses += 1
+        held.used = self._uses
+
+    def _hold(self, held: _Holder, checkpoint: Checkpoint) -> None:
+        held.checkpoints.append(checkpoint)
+        self._holders[checkpoint] = held
+        self._tree.insert(held.root, _processed(checkpoint), checkpoint)
+        self._use(held)
+
+    def _release(self, checkpoint: Checkpoint) -> None:
+        self._holders.pop(checkpoint).checkpoints.remove(checkpoint)
+        self._tree.remove(checkpoint)
         self._memory.release(checkpoint)
+
+
+def _tenant(name: str) -> _Root:
+    return _TENANT, name
+
+
+def _processed(checkpoint: Checkpoint) -> tuple[int, ...]:
+    return checkpoint.ledger[: checkpoint.frontier]

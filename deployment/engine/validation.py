@@ -40,6 +40,12 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
             f"stable_boundary is {submit.stable_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
             "stable_boundary",
         )
+    if not 0 <= submit.system_boundary <= len(prompt):
+        raise EngineError(
+            errors.INVALID_REQUEST,
+            f"system_boundary is {submit.system_boundary}, must be between 0 and the prompt's {len(prompt)} tokens",
+            "system_boundary",
+        )
     _check_waiting(submit)
     _check_sampling(submit.sampling)
     _check_penalties(submit.sampling, public_rows)

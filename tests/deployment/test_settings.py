@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,12 @@ def test_wrong_setting_is_named(change: dict[str, Any], named: str):
 def test_gpu_replicas_ask_for_a_gpu_and_cpu_replicas_share_cores():
     assert AppArgs(device="cuda").ray_actor_options["num_gpus"] == 1
     assert AppArgs().ray_actor_options == {"num_cpus": 0.1}
+
+
+def test_images_and_checks_are_the_engines_matter_and_a_negative_least_is_refused_by_both():
+    options = AppArgs(image_min_tokens=512, check_invariants=True).engine_options()
+    assert (options.image_min_tokens, options.check_invariants) == (512, True)
+    with pytest.raises(ValueError, match="image_min_tokens"):
+        AppArgs(image_min_tokens=-1)
+    with pytest.raises(ValueError, match="image_min_tokens is -1"):
+        replace(options, image_min_tokens=-1)

@@ -155,3 +155,31 @@ def test_a_grammar_begins_where_the_answer_does(template, tokenizer, enable_thin
     grammar = after_thinking(tokenizer, prompt.ids[prompt.stable_boundary :], Grammar("json_object"))
     assert grammar == Grammar("json_object", "", tokenizer.id_of("</think>") if enable_thinking else None)
     assert after_thinking(tokenizer, prompt.ids, None) is None
+
+
+@pytest.mark.parametrize("enable_thinking", [None, True, False])
+def test_conversations_with_one_system_message_share_all_ids_up_to_what_the_user_says(
+    template, tokenizer, enable_thinking
+):
+    system = {"role": "system", "content": "You are a clerk of room 4172. Say nothing else."}
+    prompts = [
+        full_history(template, tokenizer, [system, *more], enable_thinking=enable_thinking)
+        for more in ([FACT], [QUESTION], [FACT, NOTED, QUESTION])
+    ]
+    boundary = prompts[0].system_boundary
+    assert {prompt.system_boundary for prompt in prompts} == {boundary}
+    assert len({prompt.ids[:boundary] for prompt in prompts}) == 1
+    assert shown(tokenizer, prompts[0].ids[:boundary]).endswith("Say nothing else.<|im_end|>\n<|im_start|>user\n")
+    other = full_history(template, tokenizer, [{**system, "content": "You are nobody."}, FACT])
+    assert other.ids[:boundary] != prompts[0].ids[:boundary] and other.system_boundary
+
+
+def test_a_conversation_without_a_system_message_shares_nothing_with_others(template, tokenizer):
+    assert full_history(template, tokenizer, [FACT]).system_boundary == 0
+
+
+def test_a_user_who_says_what_is_shared_moves_no_boundary_beyond_the_system_message(template, tokenizer):
+    system = {"role": "system", "content": "Be brief."}
+    for content in ("x", "0", "\n\nx", ""):
+        prompt = full_history(template, tokenizer, [system, {"role": "user", "content": content}])
+        assert shown(tokenizer, prompt.ids[: prompt.system_boundary]).rstrip("\n").endswith("<|im_start|>user")

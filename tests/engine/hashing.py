@@ -174,7 +174,7 @@ class Clock:
 
 def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: Any) -> Engine:
     """An engine whose model is a hash."""
-    options = EngineOptions(model=TARGET, context=context, **more)
+    options = EngineOptions(model=TARGET, context=context, **{"check_invariants": True, **more})
     models: Any = SimpleNamespace(
         context=context,
         target=SimpleNamespace(public_rows=VOCABULARY),

@@ -70,6 +70,7 @@ class World:
         if running:
             self.preemptions += 1
             self.engine.execute(Preempt(running[index % len(running)].turn))
+            self.engine.memory.check_invariants()  # after a step the engine does it
             self.check()
 
     def step(self, count: int = 1) -> None:
@@ -81,7 +82,6 @@ class World:
 
     def check(self) -> None:
         engine = self.engine
-        engine.memory.check_invariants()
         running = engine._scheduler.running
         assert sorted(t.turn for t in running) == sorted(lane.submit.turn for lane in engine._lanes)
         assert len({lane.row for lane in engine._lanes}) == len(running) <= engine._options.lanes
