@@ -43,8 +43,7 @@ TARGET_CONFIG: dict[str, Any] = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
     "eos_token_id": MASK,
-    "rope_parameters": ROTARY
-    | {"partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    "rope_parameters": ROTARY | {"partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
 
 
