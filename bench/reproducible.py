@@ -1,4 +1,4 @@
-"""What `reproducible` costs DFlash2 in acceptance: beside the normal rule, which reaches the best possible, 1 - TV(p, q).
+"""What `reproducible` costs DFlash2 in acceptance, beside the normal rule, which reaches the best possible: 1 - TV.
 
     python bench/reproducible.py [--output FILE]
 

@@ -1,4 +1,4 @@
-"""The law of what a whole engine generates, over thousands of short turns: exactly that of its target (decisions 14, 15).
+"""The law of what a whole engine generates, over many short turns: exactly that of its target (decisions 14, 15).
 
 Scheduler, prefill, drafter, verification, commit and publication all take part; only the model is tiny, so that the
 target alone gives the law of the first three tokens, context by context. An engine that accepts one draft more than the

@@ -1,4 +1,4 @@
-"""A tiny random target with both drafters, as checkpoints on disk: 8 public rows of 32, so that laws can be computed."""
+"""A tiny random target and both drafters, as checkpoints on disk: 8 public rows of 32, so that laws are computable."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from deployment.engine.engine import Engine
 from deployment.engine.loading import Models, load_models
 from deployment.engine.options import Backend, EngineOptions
-from tests.engine.driving import TARGET
+from tests.engine.driving import TARGET, Driver
 
 PUBLIC, VOCABULARY, MASK = 8, 32, 31
 DRAFT_TOKENS = 3
@@ -40,7 +41,7 @@ TARGET_CONFIG: dict[str, Any] = {
     "linear_value_head_dim": DIM,
     "linear_conv_kernel_dim": 2,
     "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 256,
     "tie_word_embeddings": False,
     "eos_token_id": MASK,
     "rope_parameters": ROTARY | {"partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
@@ -67,7 +68,7 @@ def draft_config(kind: str) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "layer_types": layers,
         "sliding_window": 16,
-        "max_position_embeddings": 64,
+        "max_position_embeddings": 256,
         "rope_parameters": ROTARY,
         "num_target_layers": 2,
         "is_causal": False,
@@ -180,5 +181,14 @@ def tiny_options(backend: Backend, **more: Any) -> EngineOptions:
 
 
 @functools.cache
-def tiny_models(backend: Backend) -> Models:
-    return load_models(tiny_options(backend))
+def tiny_models(backend: Backend, draft_tokens: int | None = None) -> Models:
+    return load_models(tiny_options(backend, draft_tokens=draft_tokens))
+
+
+class TinyDriver(Driver):
+    """A driver whose engine has the tiny model."""
+
+    def __init__(self, backend: Backend = "none", draft_tokens: int | None = None, **more: Any) -> None:
+        self.events = []
+        options = tiny_options(backend, draft_tokens=draft_tokens, **more)
+        self.engine = Engine(tiny_models(backend, draft_tokens), options, self.events.append)
