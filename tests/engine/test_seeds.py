@@ -1,4 +1,4 @@
-"""What a seed promises (decision 16): the same tokens whatever happens around the turn, and for DFlash2 the same rounds.
+"""What a seed promises (decision 16): the same tokens whatever happens to the turn, and for DFlash2 the same rounds.
 
 On the tiny model, whose rings wrap after 16 tokens. Everything is compared with the request alone, in FP32.
 """
