@@ -24,7 +24,7 @@ from tests.engine.tiny import PUBLIC, tiny_models, tiny_options
 from tests.kernels import oracles
 from tests.kernels.test_controls import ENDS, PROMPT, Controls
 
-TURNS, LANES = 500, 32
+TURNS, LANES = 400, 32
 TOKENS = 3
 MAX_TOKENS = 5
 """Of a turn, so that rounds that license the first three tokens may propose more."""

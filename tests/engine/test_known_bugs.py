@@ -26,11 +26,18 @@ def test_a_min_p_of_one_leaves_the_best_token_alone_at_any_temperature(backend):
 @pytest.mark.parametrize("backend", ["dflash", "dflash2"])
 def test_drafts_that_were_rejected_count_in_no_penalty(backend):
     """A history that kept them would penalise tokens that were never generated."""
-    sampling = Sampling(frequency_penalty=0.6, presence_penalty=0.4, repetition_penalty=1.2)
-    plain = TinyDriver("none", images=0).run(PROMPT, sampling=sampling, max_tokens=60, ignore_eos=True)
-    drafted = TinyDriver(backend, images=0).run(PROMPT, sampling=sampling, max_tokens=60, ignore_eos=True)
-    assert drafted.token_ids == plain.token_ids
-    assert sum(count < DRAFT_TOKENS for count in drafted.rounds) > 10
+    sampling = Sampling(frequency_penalty=0.4, presence_penalty=0.6, repetition_penalty=1.3)
+    plain, drafted = (TinyDriver(name, lanes=6, images=0) for name in ("none", backend))
+    rounds: list[int] = []
+    for driver in (plain, drafted):
+        for first in range(PUBLIC):
+            driver.submit((first, *PROMPT), turn=f"{first}", sampling=sampling, max_tokens=40, ignore_eos=True)
+        driver.steps()
+    for first in range(PUBLIC):
+        finished = drafted.finished(f"{first}")
+        assert finished.token_ids == plain.finished(f"{first}").token_ids
+        rounds += finished.rounds
+    assert rounds.count(0) > 50 and sum(rounds) > 10
 
 
 @pytest.mark.parametrize("backend", ["dflash", "dflash2"])
