@@ -4,6 +4,7 @@
 
 The twelve golden prompts, greedy, each until its end token or 96 tokens. Every drafter runs the same prompts in
 the same process; each runs once before it is timed. Tokens per second count decoding only, from the end of the prefill.
+`rounds_by_accepted[n]`: rounds that accepted n drafts. The prompts are continued as they are: no template, no thinking.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def measure(backend: Any, draft_tokens: int | None, device: str, dtype: str, pro
     rows: dict[str, dict[str, Any]] = {}
     for index, case in enumerate(prompts):
         finished, seconds = run(f"turn-{index}", case["prompt"], TOKENS)
-        row = rows.setdefault(case["kind"], {"tokens": 0, "rounds": 0, "seconds": 0.0})
+        row = rows.setdefault(case["kind"], {"tokens": 0, "rounds": [], "seconds": 0.0})
         row["tokens"] += max(0, len(finished.token_ids) - 1)
-        row["rounds"] += len(finished.rounds)
+        row["rounds"] += finished.rounds
         row["seconds"] += seconds
     return [
         {
@@ -60,7 +61,8 @@ def measure(backend: Any, draft_tokens: int | None, device: str, dtype: str, pro
             "K": draft_tokens or 0,
             "text": kind,
             "tokens": row["tokens"],
-            "acceptance_length": row["tokens"] / max(1, row["rounds"]),
+            "acceptance_length": row["tokens"] / max(1, len(row["rounds"])),
+            "rounds_by_accepted": [row["rounds"].count(count) for count in range((draft_tokens or 0) + 1)],
             "tokens_per_second": row["tokens"] / row["seconds"],
         }
         for kind, row in rows.items()
@@ -89,6 +91,7 @@ def main() -> None:
     if args.output:
         card = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine()
         facts = {"card": card, "torch": torch.__version__, "dtype": args.dtype, "threads": 1, "tokens": TOKENS}
+        facts["thinking"] = "no template"
         args.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 

@@ -47,14 +47,16 @@ def measure(backend: Any, lanes: int, device: str, dtype: str, prompts: list[lis
     seconds = run("turn", TURNS, TOKENS)
     finished = [event for event in events if isinstance(event, Finished)]
     published = sum(len(event.token_ids) for event in finished)
-    rounds = sum(len(event.rounds) for event in finished)
+    rounds = [count for event in finished for count in event.rounds]
     return {
         "backend": backend,
+        "K": engine.models.draft_tokens,
         "lanes": lanes,
         "tokens": published,
         "seconds": seconds,
         "tokens_per_second": published / seconds,
-        "acceptance_length": (published - len(finished)) / rounds,
+        "acceptance_length": (published - len(finished)) / len(rounds),
+        "rounds_by_accepted": [rounds.count(count) for count in range(engine.models.draft_tokens + 1)],
     }
 
 
@@ -83,6 +85,7 @@ def main() -> None:
     if args.output:
         card = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine()
         facts = {"card": card, "torch": torch.__version__, "dtype": args.dtype, "threads": 1, "turns": TURNS}
+        facts["thinking"] = "no template"
         args.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 

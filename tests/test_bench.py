@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench import demo_model
 from model import DEMO
 from model.tokenizer import Tokenizer
 
@@ -36,3 +38,12 @@ def test_proposal_rows_are_the_most_frequent_tokens_and_the_end_tokens(tmp_path:
 def test_a_wrong_number_of_rows_is_refused(rows: int, tmp_path: Path) -> None:
     done = proposal_rows(DEMO / "target", tmp_path / "rows", tmp_path / "text", "--rows", rows)
     assert done.returncode == 2 and "8192 public token ids" in done.stderr
+
+
+def test_rows_tell_k_and_how_many_rounds_accepted_how_many_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_model, "TOKENS", 12)
+    case = json.loads((DEMO / "golden_public.json").read_text())["prompts"][10]
+    (row,) = demo_model.measure("dflash2", 3, "cpu", "float32", [case])
+    rounds = row["rounds_by_accepted"]
+    assert row["K"] == 3 and len(rounds) == 4 and row["acceptance_length"] == row["tokens"] / sum(rounds)
+    assert sum(rounds) + sum(count * times for count, times in enumerate(rounds)) >= row["tokens"] > 0

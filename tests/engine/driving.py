@@ -48,7 +48,23 @@ def options(backend: str = "none", draft_tokens: int | None = None, **more: Any)
 @functools.cache
 def models(backend: str, draft_tokens: int | None = None, **more: Any) -> Models:
     """`more`: some of the `LOADED` options."""
+    if "context" in more:  # nothing that is loaded depends on it
+        context = more.pop("context")
+        return replace(models(backend, draft_tokens, **more), context=context)
     return load_models(options(backend, draft_tokens, **more))
+
+
+@functools.cache
+def alone(
+    ids: tuple[int, ...],
+    tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    backend: str = "none",
+    draft_tokens: int | None = None,
+) -> Finished:
+    """A turn of that many tokens in an engine of its own, end tokens ignored; by default without a drafter."""
+    driver = Driver(backend, draft_tokens, lanes=1, images=0)
+    return driver.run(ids, sampling=sampling, max_tokens=tokens, ignore_eos=True)
 
 
 class Driver:

@@ -8,6 +8,7 @@ import pytest
 
 from deployment.engine.messages import Cancel, Preempt, Submit
 from deployment.turns import choices
+from tests.engine import driving
 from tests.engine.driving import Driver, prompt, seeded
 
 LONG = prompt(3)
@@ -22,8 +23,7 @@ def submitted(driver: Driver, n: int, **fields) -> list[str]:
 
 
 def alone(backend: str, sub: int) -> tuple[int, ...]:
-    sampling = replace(SUBMIT.sampling, sub=sub)
-    return Driver(backend, images=2).run(LONG, sampling=sampling, max_tokens=14, ignore_eos=True).token_ids
+    return driving.alone(LONG, 14, replace(SUBMIT.sampling, sub=sub), backend).token_ids
 
 
 @pytest.mark.parametrize("backend", ["none", "dflash", "dflash2"])

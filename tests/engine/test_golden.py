@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from deployment.engine.messages import Finished
 from tests.engine.driving import Driver, golden, prompt
 
 NEAR_TIE = 1e-3
@@ -27,16 +28,19 @@ def compared_rounds(accepted: list[int], tokens: int) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids=[f"{b}-{k}" for b, k, _ in CONFIGURATIONS])
-def configured(request: pytest.FixtureRequest):
+def configured(request: pytest.FixtureRequest) -> tuple[list[Finished], str | None]:
+    """All golden turns, six at a time."""
     backend, draft_tokens, key = request.param
-    return Driver(backend, draft_tokens, lanes=2), key
+    driver = Driver(backend, draft_tokens, lanes=6, images=0)
+    turns = [driver.submit(prompt(index), max_tokens=128, ignore_eos=True) for index in range(12)]
+    driver.steps()
+    return [driver.finished(turn) for turn in turns], key
 
 
 @pytest.mark.parametrize("index", range(12))
 def test_greedy_tokens_and_accepted_counts_are_the_golden_ones(configured, index):
-    driver, key = configured
-    case = golden()[index]
-    finished = driver.run(prompt(index), max_tokens=128, ignore_eos=True)
+    turns, key = configured
+    case, finished = golden()[index], turns[index]
     tokens = compared_tokens(case["gaps"])
     assert list(finished.token_ids[:tokens]) == case["greedy"][:tokens]
     if key is None:

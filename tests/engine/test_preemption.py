@@ -24,7 +24,7 @@ from deployment.engine.messages import (
 )
 from deployment.engine.pacing import PrefillPacer
 from state.memory import UNSETTLED
-from tests.engine.driving import Driver, prompt, seeded
+from tests.engine.driving import Driver, alone, prompt, seeded
 from tests.engine.hashing import VOCABULARY, Clock, hash_engine, undisturbed
 
 # ------------------------------------------------------------------------------------------------ the demo model
@@ -38,7 +38,7 @@ from tests.engine.hashing import VOCABULARY, Clock, hash_engine, undisturbed
 def test_a_turn_preempted_again_and_again_yields_the_tokens_and_rounds_of_the_undisturbed_turn(
     backend, sampling, images
 ):
-    expected = Driver(backend, lanes=1, images=2).run(prompt(3), sampling=sampling, max_tokens=30, ignore_eos=True)
+    expected = alone(prompt(3), 30, sampling, backend)
     driver = Driver(backend, lanes=1, images=images, prefill_chunk=32)
     turn = driver.submit(prompt(3), sampling=sampling, max_tokens=30, ignore_eos=True)
     places = [0, 2, 3, 5, 8]  # published rounds; the first is inside the prompt
@@ -60,14 +60,13 @@ def test_a_turn_preempted_again_and_again_yields_the_tokens_and_rounds_of_the_un
 
 @pytest.mark.parametrize("images", [6, 0], ids=["from its checkpoint", "by replay"])
 def test_an_interactive_turn_takes_the_lane_of_a_background_one_and_both_yield_what_they_would_alone(images):
-    alone = Driver("dflash2", lanes=1, images=2)
-    background = alone.run(prompt(1), sampling=seeded(9), max_tokens=60, ignore_eos=True)
-    interactive = alone.run(prompt(2), sampling=seeded(10), max_tokens=20, ignore_eos=True)
+    background = alone(prompt(1), 40, seeded(9), "dflash2")
+    interactive = alone(prompt(2), 12, seeded(10), "dflash2")
     driver = Driver("dflash2", lanes=1, images=images, preempt_seconds=0.0)
-    first = driver.submit(prompt(1), sampling=seeded(9), max_tokens=60, ignore_eos=True, priority="background")
+    first = driver.submit(prompt(1), sampling=seeded(9), max_tokens=40, ignore_eos=True, priority="background")
     for _ in range(6):
         driver.engine.step()
-    second = driver.submit(prompt(2), sampling=seeded(10), max_tokens=20, ignore_eos=True)
+    second = driver.submit(prompt(2), sampling=seeded(10), max_tokens=12, ignore_eos=True)
     driver.steps()
     ends = [event.turn for event in driver.events if isinstance(event, Finished)]
     assert ends == [second, first]

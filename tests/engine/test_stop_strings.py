@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployment.engine.messages import Cancel, Sampling, Tokens
 from deployment.engine.stop_strings import StopMatch, StopStrings
-from tests.engine.driving import Driver, models, prompt, seeded
+from tests.engine.driving import Driver, alone, models, prompt, seeded
 
 # ------------------------------------------------------------------------------------------------ the matcher
 
@@ -145,7 +145,7 @@ INDEX = 6
 
 @functools.cache
 def undisturbed() -> tuple[int, ...]:
-    return Driver("none", images=2).run(prompt(INDEX), max_tokens=40, ignore_eos=True).token_ids
+    return alone(prompt(INDEX), 40).token_ids
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -259,7 +259,7 @@ def test_stop_beats_length_when_both_come_with_one_token_or_in_one_round(backend
 
 
 def test_an_end_token_before_a_stop_string_of_the_same_round_wins():
-    plain = Driver("none", images=2).run(prompt(8), max_tokens=200, ignore_eos=True).token_ids
+    plain = alone(prompt(8), 100).token_ids
     ends = set(models("none").defaults.eos_ids)
     cut = next(i for i, token in enumerate(plain) if token in ends)
     after = text_of(plain[cut : cut + 6])
@@ -288,7 +288,7 @@ def test_a_stop_string_before_min_tokens_does_not_end_the_turn():
 
 @pytest.mark.parametrize("backend, draft_tokens", [("none", None), ("dflash", 15)])
 def test_seeded_text_ends_at_the_same_character_with_and_without_drafting(backend, draft_tokens):
-    whole = Driver("none", images=2).run(prompt(4), sampling=seeded(11), max_tokens=40, ignore_eos=True).token_ids
+    whole = alone(prompt(4), 40, seeded(11)).token_ids
     text = text_of(whole)
     driver = Driver(backend, draft_tokens, images=2)
     turn = driver.submit(prompt(4), sampling=seeded(11), max_tokens=40, ignore_eos=True, stop_strings=(text[30:35],))

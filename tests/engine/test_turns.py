@@ -10,7 +10,7 @@ from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Cancel, Drop, Dropped, Export, Facts, Failed, Finished, Inspect, Sampling, Tokens
 from deployment.engine.service import EngineService
-from tests.engine.driving import Driver, models, options, prompt, seeded
+from tests.engine.driving import Driver, alone, models, options, prompt, seeded
 
 DRAFTERS = [("none", None), ("dflash", None), ("dflash", 3), ("dflash2", None), ("dflash2", 2)]
 
@@ -22,19 +22,19 @@ DRAFTERS = [("none", None), ("dflash", None), ("dflash", 3), ("dflash2", None), 
 def test_a_batch_of_mixed_turns_equals_each_turn_alone(backend, draft_tokens):
     """Greedy and seeded rows, short and long budgets, with and without drafting, joining and leaving at any round."""
     turns = [
-        {"sampling": Sampling(), "max_tokens": 30},
+        {"sampling": Sampling(), "max_tokens": 20},
         {"sampling": seeded(3), "max_tokens": 7},
         {"sampling": Sampling(), "max_tokens": 1},
-        {"sampling": seeded(4), "max_tokens": 25, "drafting": False},
-        {"sampling": seeded(5, temperature=1.0, top_k=0, top_p=1.0), "max_tokens": 18},
+        {"sampling": seeded(4), "max_tokens": 15, "drafting": False},
+        {"sampling": seeded(5, temperature=1.0, top_k=0, top_p=1.0), "max_tokens": 12},
         {"sampling": Sampling(), "max_tokens": 2},
     ]
     together = Driver(backend, draft_tokens, lanes=3, images=2)
     ids = [together.submit(prompt(i), ignore_eos=True, **turn) for i, turn in enumerate(turns)]
     together.steps()
-    alone = Driver(backend, draft_tokens, lanes=1, images=2)
+    single = Driver(backend, draft_tokens, lanes=1, images=2)
     for i, turn in enumerate(turns):
-        expected = alone.run(prompt(i), ignore_eos=True, **turn)
+        expected = single.run(prompt(i), ignore_eos=True, **turn)
         got = together.finished(ids[i])
         assert got.token_ids == expected.token_ids == together.streamed(ids[i])
         assert got.rounds == expected.rounds
@@ -43,7 +43,7 @@ def test_a_batch_of_mixed_turns_equals_each_turn_alone(backend, draft_tokens):
 
 @pytest.mark.parametrize("draft_tokens", [1, 4, 15])
 def test_seeded_output_with_dflash_does_not_depend_on_the_drafter_or_its_width(draft_tokens):
-    plain = Driver("none", images=2).run(prompt(4), sampling=seeded(11), max_tokens=40, ignore_eos=True)
+    plain = alone(prompt(4), 40, seeded(11))
     drafted = Driver("dflash", draft_tokens, images=2).run(
         prompt(4), sampling=seeded(11), max_tokens=40, ignore_eos=True
     )
@@ -55,7 +55,7 @@ def test_seeds_and_subs_give_different_draws_and_the_same_ones_again():
     driver = Driver("none", images=2)
 
     def drawn(**fields):
-        return driver.run(prompt(2), sampling=seeded(**fields), max_tokens=20, ignore_eos=True).token_ids
+        return driver.run(prompt(2), sampling=seeded(**fields), max_tokens=10, ignore_eos=True).token_ids
 
     assert drawn(seed=1) == drawn(seed=1)
     assert len({drawn(seed=1), drawn(seed=2), drawn(seed=1, sub=1), drawn(seed=2**64 - 1)}) == 4
@@ -71,8 +71,8 @@ def test_prompts_just_below_the_limit_yield_what_is_left_and_finish_by_length(ba
     driver = Driver(backend, draft_tokens, context=context, lanes=1, images=2)
     finished = driver.run(prompt(0), max_tokens=100, ignore_eos=True)
     assert (len(finished.token_ids), finished.finish_reason) == (left, "length")
-    unlimited = Driver("none", lanes=1, images=2).run(prompt(0), max_tokens=left, ignore_eos=True)
-    assert finished.token_ids == unlimited.token_ids
+    unlimited = alone(prompt(0), 20).token_ids
+    assert finished.token_ids == unlimited[:left]
 
 
 def test_a_prompt_of_the_limit_is_refused_with_both_counts():
@@ -86,7 +86,7 @@ def test_a_prompt_of_the_limit_is_refused_with_both_counts():
 @pytest.mark.parametrize("backend", ["none", "dflash", "dflash2"])
 def test_an_end_token_inside_an_accepted_run_ends_state_and_stream_at_that_token(backend):
     """The hidden id is committed but not published; what the drafter had beyond it is gone."""
-    plain = Driver("none", images=2).run(prompt(8), max_tokens=200, ignore_eos=True)
+    plain = alone(prompt(8), 100)
     ends = set(models("none").defaults.eos_ids)
     cut = next(i for i, token in enumerate(plain.token_ids) if token in ends)
     driver = Driver(backend, images=4)
@@ -101,7 +101,7 @@ def test_an_end_token_inside_an_accepted_run_ends_state_and_stream_at_that_token
 
 
 def test_a_stop_id_is_one_more_end_token():
-    plain = Driver("none", images=2).run(prompt(0), max_tokens=20, ignore_eos=True)
+    plain = alone(prompt(0), 20)
     stop = plain.token_ids[9]
     cut = plain.token_ids.index(stop)
     finished = Driver("dflash2", images=2).run(prompt(0), max_tokens=20, ignore_eos=True, stop_ids=(stop,))
@@ -109,7 +109,7 @@ def test_a_stop_id_is_one_more_end_token():
 
 
 def test_a_stop_as_the_first_token_publishes_nothing_and_still_captures_the_turn():
-    first = Driver("none", images=2).run(prompt(0), max_tokens=1, ignore_eos=True).token_ids[0]
+    first = alone(prompt(0), 20).token_ids[0]
     driver = Driver("dflash", images=4)
     turn = driver.submit(prompt(0), session="s", stop_ids=(first,), ignore_eos=True)
     driver.steps()
@@ -132,7 +132,7 @@ def test_a_drafter_whose_position_limit_ends_first_stops_proposing_instead_of_fa
     limit = len(prompt(10)) + 8
     monkeypatch.setattr(drafter, "config", replace(drafter.config, max_positions=limit))
     finished = driver.run(prompt(10), max_tokens=40, ignore_eos=True)
-    plain = Driver("none", images=2).run(prompt(10), max_tokens=40, ignore_eos=True)
+    plain = alone(prompt(10), 40)
     assert finished.token_ids == plain.token_ids
     assert finished.rounds[-20:] == (0,) * 20 and sum(finished.rounds) > 0
 
@@ -143,18 +143,18 @@ def test_a_drafter_whose_position_limit_ends_first_stops_proposing_instead_of_fa
 @pytest.mark.parametrize("backend", ["none", "dflash2"])
 def test_a_cancelled_turn_keeps_what_was_committed_and_frees_its_lane(backend):
     driver = Driver(backend, lanes=1, images=4)
-    turn = driver.submit(prompt(0), session="s", max_tokens=100, ignore_eos=True)
+    turn = driver.submit(prompt(0), session="s", max_tokens=60, ignore_eos=True)
     for _ in range(4):
         driver.engine.step()
     driver.engine.execute(Cancel(turn))
     driver.steps()
     finished = driver.finished(turn)
-    assert finished.finish_reason == "cancelled" and 0 < len(finished.token_ids) < 100
+    assert finished.finish_reason == "cancelled" and 0 < len(finished.token_ids) < 60
     ledger = prompt(0) + finished.token_ids
-    again = driver.submit(ledger, session="s", max_tokens=100 - len(finished.token_ids), ignore_eos=True)
+    again = driver.submit(ledger, session="s", max_tokens=60 - len(finished.token_ids), ignore_eos=True)
     driver.steps()
     assert driver.started(again).reused == len(ledger) - 1
-    whole = Driver("none", images=2).run(prompt(0), max_tokens=100, ignore_eos=True)
+    whole = alone(prompt(0), 60)
     assert finished.token_ids + driver.streamed(again) == whole.token_ids
 
 
@@ -171,7 +171,7 @@ def test_a_queued_turn_and_one_in_its_prefill_can_be_cancelled_and_prefilled_tok
     again = driver.submit(prompt(0), session="s", max_tokens=4, ignore_eos=True)
     driver.steps()
     assert driver.started(again).reused == 32
-    assert driver.streamed(again) == Driver("none", images=2).run(prompt(0), max_tokens=4, ignore_eos=True).token_ids
+    assert driver.streamed(again) == alone(prompt(0), 20).token_ids[:4]
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -267,7 +267,7 @@ def test_a_fault_inside_a_round_fails_its_turns_publishes_nothing_of_it_and_free
     again = driver.submit(ledger, session="s", max_tokens=50 - len(published), ignore_eos=True)
     driver.steps()
     assert driver.started(again).reused == len(ledger) - 1
-    whole = Driver("none", images=2).run(prompt(0), max_tokens=50, ignore_eos=True)
+    whole = alone(prompt(0), 50)
     assert published + driver.streamed(again) == whole.token_ids
 
 

@@ -148,6 +148,8 @@ def planted(fault: str) -> Rule:
             possible = (p_draft > 0).int().cumprod(-1).sum(-1)
             extent = torch.minimum(extent, possible)
         stands = u < p_draft if fault == "q is left out" else u * q_draft < p_draft
+        if fault == "p over the largest p":
+            stands = u * p[:, :-1].amax(-1) < p_draft
         column = torch.arange(COLUMNS)
         accepted = (stands & (column < extent[:, None])).int().cumprod(-1).sum(-1)
         row = torch.arange(len(extent))
@@ -183,6 +185,8 @@ def test_the_right_rule_with_other_chance_passes_too() -> None:
     [
         ("q is left out", "good"),
         ("q is left out", "bad"),
+        ("p over the largest p", "good"),
+        ("p over the largest p", "bad"),
         ("corrections from p", "good"),
         ("corrections from p", "bad"),
         ("cut at the first draft with p = 0", "bad"),
