@@ -16,6 +16,7 @@ from functools import partial
 
 from deployment.engine import errors
 from deployment.engine.admission import Admission
+from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
@@ -73,7 +74,8 @@ class Engine:
         self._emit = emit
         self._clock = clock
         self.memory = state_memory(models, options)
-        self._executor = Executor(models, self.memory, options.lanes)
+        draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
+        self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, self.memory, self._sessions)
         self._admission = Admission(models, self.memory, self._sessions)
