@@ -221,7 +221,7 @@ def opened(output: str | None, batch: str) -> Iterator[TextIO]:
     try:
         if batch != "-" and Path(output).exists() and Path(output).samefile(batch):
             raise ValueError(f"--output is {output!r}, must be another file than --batch")
-        Path(output).write_text("")
+        Path(output).write_text("")  # whether it can be written; what fails later is not for its name
     except OSError as error:
         raise ValueError(f"--output is {output!r}, must be a file that can be written: {error.strerror}") from None
     with Path(output).open("w", encoding="utf-8") as out:

@@ -133,9 +133,12 @@ def test_a_malformed_line_is_named_before_anything_runs_or_is_written(line, name
         (("--prompt", "a", "--json-object", "--regex", "a"), "at most one of --json-object"),
     ],
 )
-def test_options_that_contradict_each_other_are_one_sentence(arguments, named, tmp_path):
-    files = {"FILE": written(tmp_path / "in.jsonl", {"prompt": "a"}), "EMPTY": written(tmp_path / "empty.jsonl")}
-    done = run(*(files.get(argument, argument) for argument in arguments))
+def test_options_that_contradict_each_other_are_one_sentence(arguments: tuple[str, ...], named: str, tmp_path: Path):
+    files: dict[str, str] = {
+        "FILE": written(tmp_path / "in.jsonl", {"prompt": "a"}),
+        "EMPTY": written(tmp_path / "empty.jsonl"),
+    }
+    done = run(*[files.get(argument, argument) for argument in arguments])
     assert done.exit_code == 2 and named in done.stderr and done.stderr.count("\n") == 1
     assert records(Path(files["FILE"]).read_text()) == [{"prompt": "a"}]
 
