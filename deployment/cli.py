@@ -33,6 +33,9 @@ def serve(
     draft: Annotated[Path | None, typer.Option(help="Draft checkpoint's directory.")] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,
+    draft_tokens_by_lanes: Annotated[
+        str | None, typer.Option(help="Another K from so many decoding lanes on, as in 3:7,8:0.")
+    ] = None,
     draft_causal: Annotated[
         str, typer.Option(help="auto, true or false: see the checkpoint's documentation.")
     ] = "auto",
@@ -72,6 +75,7 @@ def serve(
             model=model,
             draft=draft,
             draft_tokens=draft_tokens,
+            draft_tokens_by_lanes=draft_tokens_by_lanes,
             model_name=model_name,
             context=context,
             backend=backend,

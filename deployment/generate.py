@@ -1,13 +1,12 @@
-"""`dflash-serve generate`: one prompt through an engine of this process, without Ray and without a server."""
+"""`dflash-serve generate`: prompts through an engine of this process, without Ray and without a server."""
 
 from __future__ import annotations
 
 import json
-import secrets
-import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,37 +15,36 @@ from deployment.usage import one_sentence
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
     from deployment.engine.loading import Models
-    from deployment.engine.messages import Event, Grammar, Submit
+    from deployment.engine.messages import Grammar, Submit
     from deployment.engine.options import EngineOptions
+    from deployment.offline import Result, Source
 
-
-@dataclass(frozen=True)
-class Result:
-    """What `--json` prints. `rounds` lists accepted drafts round by round; `acceptance_length` is published tokens
-    after the first, divided by rounds; `seconds` covers prefill and decoding, `tokens_per_second` decoding only.
-    `logprobs`: an entry a token, with the alternatives in `top`, best first; null unless asked for."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    rounds: list[int]
-    acceptance_length: float
-    backend: str
-    seed: int
-    seconds: float
-    tokens_per_second: float
-    logprobs: list[dict[str, Any]] | None = None
+BATCH_LANES = 8
+"""Lines of a batch that decode together, unless told otherwise."""
 
 
 def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids to continue, as in 1,2,3.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message to answer, through the chat template.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="A JSONL file of prompts, or - for stdin; the other options are its defaults.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="With --batch: the file for its records; default: stdout.")] = None,
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="With --batch; default: on a terminal.")
+    ] = None,
+    lanes: Annotated[
+        int | None, typer.Option(help=f"Turns that decode together; default: --n, of a batch {BATCH_LANES}.")
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="Model directory; default: the embedded demo model.")] = None,
     draft: Annotated[Path | None, typer.Option(help="Draft checkpoint's directory.")] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,
+    draft_tokens_by_lanes: Annotated[
+        str | None, typer.Option(help="Another K from so many decoding lanes on, as in 3:7,8:0.")
+    ] = None,
+    drafting: Annotated[bool, typer.Option("--drafting/--no-drafting", help="Decode with the drafter.")] = True,
     draft_causal: Annotated[str, typer.Option(help="auto, true or false.")] = "auto",
     proposal_head: Annotated[Path | None, typer.Option(help="Index file of the token ids that may be drafted.")] = None,
     yarn_factor: Annotated[float | None, typer.Option(help="Stretch the model's positions by YaRN, 1 to 4.")] = None,
@@ -54,6 +52,7 @@ def generate(
         int | None, typer.Option(help="Vocabulary rows that may be chosen; default: all known.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at the most.")] = 128,
+    n: Annotated[int, typer.Option("--n", help="Choices, 1 to 8: printed one after the other.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of this mass; 1 keeps all.")] = 1.0,
@@ -67,31 +66,45 @@ def generate(
         bool, typer.Option("--reproducible", help="A seed's tokens depend on the target alone, also with DFlash2.")
     ] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
+    include_stop_str_in_output: Annotated[
+        bool, typer.Option("--include-stop-str-in-output", help="End with the stop text instead of before it.")
+    ] = False,
+    stop_token_ids: Annotated[str | None, typer.Option(help="End at one of these token ids, as in 1,2,3.")] = None,
+    thinking_budget: Annotated[
+        int | None, typer.Option(help="Close a think block after that many tokens in think blocks.")
+    ] = None,
+    enable_thinking: Annotated[
+        bool | None,
+        typer.Option("--enable-thinking/--no-enable-thinking", help="The chat template's switch; default: its own."),
+    ] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and this many others.")] = None,
     json_schema: Annotated[
         str | None, typer.Option(help="The answer is JSON that matches this schema: a file, or the schema itself.")
     ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False,
+    lark: Annotated[str | None, typer.Option(help="The answer matches the Lark grammar in this file.")] = None,
     regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression as a whole.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     context: Annotated[int | None, typer.Option(help="Limit of prompt and answer; default: the model's.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a choice instead of text.")] = False,
 ) -> None:
-    """Generates from one prompt and prints the text as it comes, or one JSON object at the end."""
+    """Generates from one prompt and prints the text as it comes, or from each line of a batch."""
     with one_sentence():
+        from deployment.batch import opened, read_lines, run_batch
         from deployment.engine.loading import load_models
-        from deployment.engine.messages import Sampling, Submit
+        from deployment.engine.messages import Sampling
+        from deployment.offline import Asked, fitted, submits_of
         from deployment.settings import AppArgs
-        from deployment.turns import after_thinking
-        from state.geometry import pages_for
 
         args = AppArgs.of(
             model=model,
             draft=draft,
             backend=backend,
             draft_tokens=draft_tokens,
+            draft_tokens_by_lanes=draft_tokens_by_lanes,
             draft_causal=draft_causal,
             proposal_head=proposal_head,
             yarn_factor=yarn_factor,
@@ -99,19 +112,11 @@ def generate(
             context=context,
             device=device,
             dtype=dtype,
-            lanes=1,
-            images=1,
+            lanes=lanes or (max(1, n) if batch is None else BATCH_LANES),
         )
-        if sum(given is not None for given in (prompt, prompt_ids, chat)) != 1:
-            raise ValueError("give exactly one of --prompt, --prompt-ids and --chat")
-        grammar = _grammar(json_schema, regex)
-        options = args.engine_options()
-        models = load_models(options)
-        ids = _encode(models, prompt, prompt_ids, chat)
-        options = replace(options, pages=pages_for(min(len(ids) + max(1, max_tokens), models.context)))
-        submit = Submit(
-            turn="generate",
-            prompt_ids=ids,
+        if sum(given is not None for given in (prompt, prompt_ids, chat, batch)) != 1:
+            raise ValueError("give exactly one of --prompt, --prompt-ids, --chat and --batch")
+        asked = Asked(
             sampling=Sampling(
                 temperature=temperature,
                 top_k=top_k,
@@ -122,19 +127,67 @@ def generate(
                 frequency_penalty=frequency_penalty,
                 logit_bias=tuple(_bias(entry) for entry in logit_bias or ()),
                 min_tokens=min_tokens,
-                seed=secrets.randbits(64) if seed is None else seed,
                 reproducible=reproducible,
                 logprobs=logprobs,
             ),
             max_tokens=max_tokens,
+            seed=seed,
+            n=n,
+            stop_ids=() if stop_token_ids is None else _ids("--stop-token-ids", stop_token_ids),
             ignore_eos=ignore_eos,
+            drafting=drafting,
             stop_strings=tuple(stop or ()),
-            grammar=grammar if chat is None else after_thinking(models.tokenizer, ids, grammar),
+            include_stop_string=include_stop_str_in_output,
+            thinking_budget=thinking_budget,
+            enable_thinking=enable_thinking,
+            grammar=_grammar(json_object, json_schema, regex, lark),
         )
-        result = _run(models, options, submit, stream=not as_json)
+        options = args.engine_options()
+        if batch is not None:
+            lines = read_lines(batch, asked)
+            with opened(output, batch) as out:
+                failed = run_batch(load_models(options), options, lines, out, progress)
+            typer.echo(f"[{len(lines)} lines, {failed} errors]", err=True)
+            raise typer.Exit(1 if failed else 0)
+        if output is not None or progress is not None:
+            raise ValueError("--output and --progress need --batch")
+        if enable_thinking is not None and chat is None:
+            raise ValueError("--enable-thinking needs --chat or --batch")
+        source = _source(prompt, prompt_ids, chat)
+        models = load_models(options)
+        submits = submits_of(models, "generate", source, asked)
+        _run(models, fitted(options, models, submits), submits, as_json)
+
+
+def _run(models: Models, options: EngineOptions, submits: Sequence[Submit], as_json: bool) -> None:
+    """Prints a single answer as it comes, several one after the other. Raises ValueError for a turn that fails."""
+    from deployment.engine.messages import Failed, Finished, Tokens
+    from deployment.offline import Answer, run
+    from model.tokenizer import Detokenizer
+
+    streamed = len(submits) == 1 and not as_json
+    detokenizer = Detokenizer(models.tokenizer)
+    answers = {submit.turn: Answer(submit, models, options.backend) for submit in submits}
+    results: dict[str, Result] = {}
+    for submit, event in run(models, options, submits):
+        if isinstance(event, Failed):
+            raise ValueError(event.message)
+        if isinstance(event, Tokens) and streamed:
+            text = detokenizer.push(event.token_ids)
+            if event.text_cut:
+                text = (text + detokenizer.flush())[: -event.text_cut]
+            print(text, end="", flush=True)
+        if isinstance(event, Finished) and streamed:
+            print(detokenizer.flush())
+        result = answers[submit.turn].take(event)
+        if result is not None:
+            results[submit.turn] = result
+    for result in (results[submit.turn] for submit in submits):
         if as_json:
             print(json.dumps(asdict(result)))
-            return
+            continue
+        if not streamed:
+            print(result.text)
         typer.echo(
             f"[{len(result.token_ids)} tokens, {result.tokens_per_second:.0f} tokens/s, backend {result.backend}, "
             f"acceptance length {result.acceptance_length:.2f}, finish {result.finish_reason}, seed {result.seed}]",
@@ -142,72 +195,20 @@ def generate(
         )
 
 
-def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -> Result:
-    """One turn to its end; prints its text as it comes if `stream`. Raises ValueError where the engine refuses it."""
-    import torch
+def _source(prompt: str | None, prompt_ids: str | None, chat: str | None) -> Source:
+    from deployment.offline import Source
 
-    from deployment.engine.engine import Engine
-    from deployment.engine.messages import Failed, Finished, Started, Tokens
-    from model.tokenizer import Detokenizer
-
-    if options.device == "cpu":
-        torch.set_num_threads(1)  # a second thread makes a small model's products slower, not faster
-    events: list[Event] = []
-    engine = Engine(models, options, events.append)
-    detokenizer = Detokenizer(models.tokenizer)
-    told: list[dict[str, Any]] = []
-    begun = decoding = time.monotonic()
-    engine.execute(submit)
-    while events or engine.step():
-        for event in events:
-            match event:
-                case Failed():
-                    raise ValueError(event.message)
-                case Started():
-                    decoding = time.monotonic()
-                case Tokens():
-                    told.extend(asdict(entry) for entry in event.logprobs)
-                    if stream:
-                        text = detokenizer.push(event.token_ids)
-                        if event.text_cut:
-                            text = (text + detokenizer.flush())[: -event.text_cut]
-                        print(text, end="", flush=True)
-                case Finished():
-                    if stream:
-                        print(detokenizer.flush())
-                    now = time.monotonic()
-                    text = models.tokenizer.decode(event.token_ids)
-                    return Result(
-                        prompt_token_ids=list(submit.prompt_ids),
-                        token_ids=list(event.token_ids),
-                        text=text[: len(text) - event.text_cut],
-                        finish_reason=event.finish_reason,
-                        rounds=list(event.rounds),
-                        acceptance_length=event.acceptance_length,
-                        backend=options.backend,
-                        seed=submit.sampling.seed,
-                        seconds=now - begun,
-                        # the first token comes with the prefill
-                        tokens_per_second=max(0, len(event.token_ids) - 1) / max(now - decoding, 1e-9),
-                        logprobs=None if submit.sampling.logprobs is None else told,
-                    )
-                case _:
-                    pass
-        events.clear()
-    raise RuntimeError("the engine ended the turn without a word")
+    if chat is not None and not chat.strip():
+        raise ValueError("--chat is empty, must be a message")
+    ids = None if prompt_ids is None else _ids("--prompt-ids", prompt_ids)
+    return Source(prompt, ids, None if chat is None else ({"role": "user", "content": chat},))
 
 
-def _encode(models: Models, prompt: str | None, prompt_ids: str | None, chat: str | None) -> tuple[int, ...]:
-    if prompt_ids is not None:
-        try:
-            return tuple(int(item) for item in prompt_ids.split(","))
-        except ValueError:
-            raise ValueError(f"--prompt-ids is {prompt_ids!r}, must be token ids as in 1,2,3") from None
-    if chat is not None:
-        if not chat.strip():
-            raise ValueError("--chat is empty, must be a message")
-        prompt = models.chat_template.render([{"role": "user", "content": chat}], add_generation_prompt=True)
-    return tuple(models.tokenizer.encode(prompt or ""))
+def _ids(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}, must be token ids as in 1,2,3") from None
 
 
 def _bias(entry: str) -> tuple[int, float]:
@@ -218,19 +219,27 @@ def _bias(entry: str) -> tuple[int, float]:
         raise ValueError(f"--logit-bias is {entry!r}, must be a token id and a value as in 290:-5") from None
 
 
-def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+def _grammar(json_object: bool, json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
     from deployment.engine.messages import Grammar
 
-    if json_schema is not None and regex is not None:
-        raise ValueError("give at most one of --json-schema and --regex")
+    if json_object + sum(given is not None for given in (json_schema, regex, lark)) > 1:
+        raise ValueError("give at most one of --json-object, --json-schema, --regex and --lark")
+    if json_object:
+        return Grammar("json_object")
     if regex is not None:
         return Grammar("regex", regex)
+    if lark is not None:
+        return Grammar("lark", _read("--lark", lark, "a file"))
     if json_schema is None:
         return None
     if not json_schema.lstrip().startswith("{"):
-        try:
-            json_schema = Path(json_schema).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ValueError(f"--json-schema is {json_schema!r}, must be a JSON object or a file: {reason}") from None
+        json_schema = _read("--json-schema", json_schema, "a JSON object or a file")
     return Grammar("json_schema", json_schema)
+
+
+def _read(option: str, path: str, wanted: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{option} is {path!r}, must be {wanted}: {reason}") from None

@@ -248,6 +248,7 @@ class EngineReplica:
             drafting=request.drafting,
             tenant=request.tenant,
             priority=request.priority,
+            queue_seconds=request.queue_seconds,
             stop_strings=request.stop,
             include_stop_string=request.include_stop,
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),

@@ -94,13 +94,11 @@ class RunningTurn:
                 case Captured(kind="turn_start") if self._session is not None:
                     self._start_copy = asyncio.create_task(self._copy_start(self._session))
                 case Finished():
-                    self._say(*self._text.flush())
                     closed = await self._finish(event)
                     # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
                     return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
                 case Failed():
-                    if self._session is not None and not self._session.turns and not self._session.lost:
-                        await self._keeper.abandon(self._session)
+                    await self._fail(event)
                     return of_engine(event.code, event.message, event.param)
                 case _:
                     pass
@@ -113,16 +111,29 @@ class RunningTurn:
         except (RequestError, EngineError) as error:
             log.warning("no Host replica of the start of turn %s: %s", self.id, error)
 
+    async def _fail(self, failed: Failed) -> None:
+        """What was published stays, as of a cancelled turn; why the turn failed matters more than a missing copy."""
+        self._say(*self._text.flush())
+        if self._session is not None:
+            try:
+                await self._settle(self._session, failed.committed)
+            except (RequestError, EngineError) as error:
+                log.warning("no Host replica of the failed turn %s: %s", self.id, error)
+
+    async def _settle(self, session: Session, ended: Finished | None) -> None:
+        """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
+        if self._start_copy is not None:
+            await self._start_copy
+        if ended is not None and (ended.token_ids or ended.hidden_ids):
+            self._commit(session, ended)
+            await self._keeper.copy(session, ("turn_end",))
+        elif not session.turns and not session.lost:
+            await self._keeper.abandon(session)
+
     async def _finish(self, finished: Finished) -> Closed:
-        session = self._session
-        if session is not None:
-            if self._start_copy is not None:
-                await self._start_copy
-            if finished.token_ids or finished.hidden_ids:
-                self._commit(session, finished)
-                await self._keeper.copy(session, ("turn_end",))
-            elif not session.turns and not session.lost:
-                await self._keeper.abandon(session)
+        self._say(*self._text.flush())
+        if self._session is not None:
+            await self._settle(self._session, finished)
         facts = self._facts(self._started, finished.frontier) if self._started else None
         return Closed(
             finish_reason=finished.finish_reason,

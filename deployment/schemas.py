@@ -147,6 +147,7 @@ class TurnBody(BaseModel):
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
     priority: Literal["interactive", "background"] = "interactive"
+    queue_seconds: float | None = Field(default=None, strict=True, ge=0)
     chat_template_kwargs: TemplateOptions | None = None
     response_format: ResponseFormat | None = None
 
@@ -157,12 +158,12 @@ class TurnBody(BaseModel):
             raise ValueError("at least one message is needed")
         return messages
 
-    @field_validator("temperature")
+    @field_validator("temperature", "queue_seconds")
     @classmethod
-    def _finite(cls, temperature: float | None) -> float | None:
-        if temperature is not None and not math.isfinite(temperature):
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
             raise ValueError("must be a finite number")
-        return temperature
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod

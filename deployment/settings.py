@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from deployment.engine.drafting import Steps, check_steps, read_steps
 from deployment.engine.options import Backend, EngineOptions
 from model import DEMO
 
@@ -14,7 +15,8 @@ from model import DEMO
 class AppArgs(BaseModel):
     """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
 
-    `draft_tokens` None: the draft checkpoint's block size - 1. `context` None: the model's. `num_cpus` None: 0.1 a
+    `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
+    a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
     """
 
@@ -25,6 +27,7 @@ class AppArgs(BaseModel):
     draft: Path | None = None
     backend: Backend = "dflash2"
     draft_tokens: int | None = Field(default=None, ge=1, le=15)
+    draft_tokens_by_lanes: Steps = ()
     draft_causal: Literal["auto", "true", "false"] = "auto"
     proposal_head: Path | None = None
     yarn_factor: float | None = Field(default=None, ge=1, le=4)
@@ -48,13 +51,22 @@ class AppArgs(BaseModel):
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
 
+    @field_validator("draft_tokens_by_lanes", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return tuple(value.items())
+        return read_steps(value) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _choose_draft(self) -> AppArgs:
+        check_steps(self.draft_tokens_by_lanes)
         if self.backend == "none":
             if self.draft is not None:
                 raise ValueError(f"draft: {self.draft} is given, but backend is none; choose dflash or dflash2")
-            if self.draft_tokens is not None:
-                raise ValueError(f"draft_tokens: {self.draft_tokens} is given, but backend is none")
+            for name in ("draft_tokens", "draft_tokens_by_lanes"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: {getattr(self, name)} is given, but backend is none")
         elif self.draft is None:
             if self.model != DEMO / "target":
                 raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
@@ -79,6 +91,7 @@ class AppArgs(BaseModel):
             draft=self.draft,
             backend=self.backend,
             draft_tokens=self.draft_tokens,
+            draft_tokens_by_lanes=self.draft_tokens_by_lanes,
             device=self.device,
             dtype=self.dtype,
             lanes=self.lanes,

@@ -58,6 +58,7 @@ class TurnRequest:
     grammar: Grammar | None = None
     tenant: str = ""
     priority: Literal["interactive", "background"] = "interactive"
+    queue_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from functools import partial
 from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
+from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
@@ -44,7 +45,7 @@ from deployment.engine.messages import (
 from deployment.engine.options import EngineOptions
 from deployment.engine.pacing import PrefillPacer
 from deployment.engine.pools import state_memory
-from deployment.engine.publication import Preview, preview, publish, tell
+from deployment.engine.publication import Preview, finished, preview, publish, tell
 from deployment.engine.round import Executor
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
@@ -73,7 +74,8 @@ class Engine:
         self._emit = emit
         self._clock = clock
         self.memory = state_memory(models, options)
-        self._executor = Executor(models, self.memory, options.lanes)
+        draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
+        self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, self.memory, self._sessions)
         policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
@@ -203,9 +205,12 @@ class Engine:
                 self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
 
     def _fail(self, lane: Lane, error: EngineError) -> None:
+        """Ends a turn in the middle. What it had committed is told, captured and kept, as of a cancelled one."""
         if not lane.ended:
+            self._tell(tell(lane, len(lane.published), None))
             self._captures.ended(lane)
-            self._end(lane, Failed(lane.submit.turn, error.code, error.message, error.param))
+            kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
+            self._end(lane, Failed(lane.submit.turn, error.code, error.message, error.param, kept))
 
     def _end_cancelled(self) -> None:
         for ticket in [ticket for ticket in self._scheduler.waiting if ticket.turn in self._cancelled]:
@@ -340,21 +345,7 @@ class Engine:
         """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
         self._tell(tell(lane, len(lane.published), None))
         self._captures.ended(lane)
-        finished = Finished(
-            turn=lane.submit.turn,
-            finish_reason=lane.finish_reason or "cancelled",
-            token_ids=tuple(lane.published),
-            stop_id=lane.stop_id,
-            prompt_tokens=lane.prompt_tokens,
-            frontier=lane.frontier,
-            rounds=tuple(lane.rounds),
-            acceptance_length=lane.acceptance_length,
-            seconds=self._clock() - lane.admitted_at,
-            stop_string=lane.stop_match.string if lane.stop_match else None,
-            text_cut=lane.stop_match.text_cut if lane.stop_match else 0,
-            hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
-        )
-        self._end(lane, finished)
+        self._end(lane, finished(lane, lane.finish_reason or "cancelled", self._clock() - lane.admitted_at))
 
     def _end(self, lane: Lane, last: Finished | Failed) -> None:
         """Frees the lane and sends the turn's last event, whatever happens."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from deployment.engine.drafting import MAX_DRAFT_TOKENS, check_steps
 from deployment.engine.options import EngineOptions
 from model.chat_template import ChatTemplate
 from model.config import (
@@ -34,7 +35,6 @@ from state.geometry import StateGeometry
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MAX_DRAFT_TOKENS = 15
 
 
 @dataclass(frozen=True)
@@ -246,4 +246,8 @@ def _draft_tokens(options: EngineOptions, config: DraftConfig | None) -> int:
     tokens = config.block_size - 1 if options.draft_tokens is None else options.draft_tokens
     if not 1 <= tokens <= MAX_DRAFT_TOKENS:
         raise ModelError(f"draft_tokens is {tokens}, must be between 1 and {MAX_DRAFT_TOKENS}")
+    try:
+        check_steps(options.draft_tokens_by_lanes, tokens)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     return tokens

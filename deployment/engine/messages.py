@@ -12,7 +12,8 @@ from typing import Any, Literal
 Hit = Literal["device", "host", "peer", "disk", "none"]
 """Where the state that a turn went on from was found. `none`: nothing was reused."""
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+"""`failed`: only in what a `Failed` says was committed."""
 
 CheckpointKind = Literal["turn_start", "turn_end", "explicit", "tap"]
 
@@ -272,12 +273,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The turn or call did not happen. `code` is one of `deployment.engine.errors`; `param` names the field."""
+    """The turn or call did not happen, or the turn ended in the middle. `code` is one of `deployment.engine.errors`;
+    `param` names the field. `committed`: what the turn had drawn by then, all of it published or hidden, and kept."""
 
     ref: str
     code: str
     message: str
     param: str | None = None
+    committed: Finished | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from deployment.engine.drafting import Steps, check_steps
+
 Backend = Literal["none", "dflash", "dflash2"]
 
 
@@ -13,15 +15,18 @@ Backend = Literal["none", "dflash", "dflash2"]
 class EngineOptions:
     """`model`, `draft`: Hugging Face directories; `draft` is needed unless `backend` is `none`.
 
-    `draft_tokens`: K in 1..15 (None: the drafter's block size - 1). `lanes`: sequences that decode together. `context`:
-    limit of prompt + published tokens (None: the model's). `images`: checkpoints kept on the device beside the lanes.
-    `image_min_tokens`: a turn leaves an image only for more tokens than that since the nearest kept one (None: as many
-    as cost as much to prefill as an image costs to keep, 512 for one of 187 MiB, 0 for a small model).
-    `pages`: pages of 64 tokens in each pool (None: every lane at full context, and half as much for checkpoints).
-    `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the drafter's checkpoint says or leaves
-    unsaid about causality inside the block (decision 1). `proposal_head`: an index file of the token ids that may be
-    proposed (None: all public ones). `yarn_factor`: 1 to 4, stretches the target's positions by YaRN. `public_rows`:
-    rows of the vocabulary that may be chosen (None: highest token id known to the tokenizer + 1).
+    `draft_tokens`: K in 1..15 (None: the drafter's block size - 1). `draft_tokens_by_lanes`: another K, 0 to
+    `draft_tokens`, from so many decoding lanes on, as in ((3, 7), (8, 0)). A seed's tokens then depend on who else
+    decodes where they depend on K: with DFlash2 at a positive temperature, unless the turn is reproducible. `lanes`:
+    sequences that decode together. `context`: limit of prompt + published tokens (None: the model's). `images`:
+    checkpoints kept on the device beside the lanes. `image_min_tokens`: a turn leaves an image only for more tokens
+    than that since the nearest kept one (None: as many as cost as much to prefill as an image costs to keep, 512 for
+    one of 187 MiB, 0 for a small model). `pages`: pages of 64 tokens in each pool (None: every lane at full context,
+    and half as much for checkpoints). `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the
+    drafter's checkpoint says or leaves unsaid about causality inside the block (decision 1). `proposal_head`: an index
+    file of the token ids that may be proposed (None: all public ones). `yarn_factor`: 1 to 4, stretches the target's
+    positions by YaRN. `public_rows`: rows of the vocabulary that may be chosen (None: highest token id known to the
+    tokenizer + 1).
 
     `max_stall_ms`: how long one prefill slice may keep decoding lanes waiting. `queue_turns`: turns that may wait.
     `queue_seconds`: how long a turn may wait for its first lane, unless it says so itself (None: without end).
@@ -36,6 +41,7 @@ class EngineOptions:
     draft: Path | None = None
     backend: Backend = "none"
     draft_tokens: int | None = None
+    draft_tokens_by_lanes: Steps = ()
     device: str = "cpu"
     dtype: str = "float32"
     lanes: int = 4
@@ -58,6 +64,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
+        check_steps(self.draft_tokens_by_lanes)
         for name in ("queue_turns", "tenant_lanes", "tenant_queued_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

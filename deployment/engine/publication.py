@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployment.engine.lane import Lane
-from deployment.engine.messages import FinishReason, TokenLogprob, Tokens
+from deployment.engine.messages import Finished, FinishReason, TokenLogprob, Tokens
 from deployment.engine.stop_strings import StopMatch
 
 
@@ -89,3 +89,21 @@ def tell(lane: Lane, count: int, accepted: int | None) -> Tokens | None:
     text_cut = lane.stop_match.text_cut if lane.stop_match is not None else 0
     logprobs = tuple(lane.logprobs[known : lane.told])
     return Tokens(lane.submit.turn, lane.prompt_tokens + known, ids, accepted, logprobs, text_cut)
+
+
+def finished(lane: Lane, reason: FinishReason, seconds: float) -> Finished:
+    """How a turn ended, and all that it committed. A round that was torn does not count."""
+    return Finished(
+        turn=lane.submit.turn,
+        finish_reason=reason,
+        token_ids=tuple(lane.published),
+        stop_id=lane.stop_id,
+        prompt_tokens=lane.prompt_tokens,
+        frontier=min(lane.frontier, len(lane.ledger)),
+        rounds=tuple(lane.rounds),
+        acceptance_length=lane.acceptance_length,
+        seconds=seconds,
+        stop_string=lane.stop_match.string if lane.stop_match else None,
+        text_cut=lane.stop_match.text_cut if lane.stop_match else 0,
+        hidden_ids=tuple(lane.ledger[lane.prompt_tokens + len(lane.published) :]),
+    )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from deployment.engine.controls import forbidden_ends, licensed_logprobs, row_penalties, row_sampling
+from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar import Grammars, Masks
 from deployment.engine.lane import Lane
@@ -47,10 +48,12 @@ class ExecutedRound:
 
 
 class Executor:
-    """Runs models over state. `lanes` is the largest number of rows a round can have."""
+    """Runs models over state. `lanes` is the largest number of rows a round can have; `draft_tokens` says what K is
+    for how many of them."""
 
-    def __init__(self, models: Models, memory: StateMemory, lanes: int) -> None:
+    def __init__(self, models: Models, memory: StateMemory, lanes: int, draft_tokens: DraftTokens) -> None:
         self._models = models
+        self._draft_tokens = draft_tokens
         self._memory = memory
         self._device = models.device
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
@@ -62,7 +65,7 @@ class Executor:
             rings, pages = memory.images.rings, memory.draft
             page_keys, page_values = (pages.keys, pages.values) if pages else (None, None)
             self._context = DraftContext(rings.keys, rings.values, page_keys, page_values)
-            width = models.draft_tokens + 1
+            width = draft_tokens.most + 1
             features = len(models.taps) * models.geometry.hidden_size
             self._pending = torch.zeros(lanes, width, features, dtype=models.dtype, device=self._device)
 
@@ -109,7 +112,7 @@ class Executor:
         """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
         self.catch_up(lanes)
         sampling = self._sampling(lanes)
-        extents = [self._extent(lane) for lane in lanes]
+        extents = [self._extent(lane, self._draft_tokens.of(len(lanes))) for lane in lanes]
         frontier = self._int([lane.frontier for lane in lanes])
         anchors = self._int([lane.anchor for lane in lanes])
         extent = self._int(extents)
@@ -172,15 +175,15 @@ class Executor:
             lane.memory.context_frontier = before + lane.pending
             lane.pending = 0
 
-    def _extent(self, lane: Lane) -> int:
-        """P: proposals that may be verified for a lane this round (decision 7)."""
+    def _extent(self, lane: Lane, draft_tokens: int) -> int:
+        """P: proposals that may be verified for a lane this round (decision 7), whose K is `draft_tokens`."""
         drafter = self._models.drafter
         if drafter is None or not lane.submit.drafting:
             return 0
         if lane.thinking is not None and lane.thinking.forced is not None:
             return 0  # the next token is not the model's: whatever were drafted would be dropped
         room = drafter.config.max_positions - lane.frontier - 1
-        return max(0, min(self._models.draft_tokens, lane.tokens_left - 1, room))
+        return max(0, min(draft_tokens, lane.tokens_left - 1, room))
 
     def _propose(
         self,
@@ -194,7 +197,7 @@ class Executor:
         drafter = self._models.drafter
         assert drafter is not None and self._context is not None
         if drafter.selector is not None:
-            width = self._models.draft_tokens + 1
+            width = self._draft_tokens.of(len(lanes)) + 1
             columns = torch.full_like(extent, width)
         else:
             columns = extent + 1

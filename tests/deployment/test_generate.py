@@ -61,7 +61,7 @@ def test_a_schema_comes_as_text_or_as_a_file(tmp_path):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ((), "exactly one of --prompt, --prompt-ids and --chat"),
+        ((), "exactly one of --prompt, --prompt-ids, --chat and --batch"),
         (("--prompt", "a", "--chat", "b"), "exactly one of"),
         (("--prompt", ""), "prompt is empty"),
         (("--chat", "  "), "--chat is empty"),
@@ -70,7 +70,10 @@ def test_a_schema_comes_as_text_or_as_a_file(tmp_path):
         (("--prompt", "a", "--temperature", "-1"), "temperature is -1"),
         (("--prompt", "a", "--top-p", "0"), "top_p"),
         (("--prompt", "a", "--regex", "[a"), "unclosed character class"),
-        (("--prompt", "a", "--regex", "a", "--json-schema", "{}"), "at most one of --json-schema and --regex"),
+        (
+            ("--prompt", "a", "--regex", "a", "--json-schema", "{}"),
+            "at most one of --json-object, --json-schema, --regex",
+        ),
         (("--prompt", "a", "--json-schema", "no-such-file"), "No such file"),
         (("--prompt", "a", "--json-schema", '{"type": "integr"}'), "Invalid type: integr"),
         (("--prompt", "a", "--max-tokens", "0"), "max_tokens"),
@@ -118,3 +121,54 @@ def test_controls_reach_the_engine_and_logprobs_come_with_the_json():
     first = plain["token_ids"][0]
     biased = json.loads(generate("--chat", "Count from 3 to 7.", "--json", "--logit-bias", f"{first}:-100").stdout)
     assert first not in biased["token_ids"] and biased["logprobs"] is None
+
+
+def test_choices_are_printed_one_after_the_other_and_differ_in_their_draws():
+    request = ("--chat", "Count from 3 to 7.", "--n", "3", "--temperature", "4", "--seed", "4", "--max-tokens", "12")
+    answers = [json.loads(line) for line in generate(*request, "--json").stdout.splitlines()]
+    assert [(answer["choice"], answer["seed"]) for answer in answers] == [(0, 4), (1, 4), (2, 4)]
+    assert len({answer["text"] for answer in answers}) == 3
+    shown = generate(*request)
+    assert shown.stdout == "".join(answer["text"] + "\n" for answer in answers)
+    assert shown.stderr.count("acceptance length") == 3
+
+
+def test_stop_ids_and_an_included_stop_string_end_the_answer_and_are_its_stop_reason():
+    request = ("--chat", "Count from 3 to 7.", "--json")
+    whole = json.loads(generate(*request).stdout)
+    ending = next(token for token in whole["token_ids"][3:] if token not in whole["token_ids"][:3])
+    by_id = json.loads(generate(*request, "--stop-token-ids", f"1,{ending}").stdout)
+    assert by_id["token_ids"] == whole["token_ids"][: whole["token_ids"].index(ending)]
+    assert by_id["stop_reason"] == ending
+    stop = whole["text"][7:10]
+    by_text = json.loads(generate(*request, "--stop", stop, "--include-stop-str-in-output").stdout)
+    assert by_text["text"] == whole["text"][: whole["text"].index(stop) + 3] and by_text["stop_reason"] == stop
+    assert whole["stop_reason"] is None
+
+
+def test_thinking_is_switched_on_and_kept_short():
+    request = ("--chat", "Count from 3 to 7.", "--json", "--max-tokens", "60")
+    free = json.loads(generate(*request, "--enable-thinking", "--ignore-eos").stdout)
+    short = json.loads(generate(*request, "--enable-thinking", "--thinking-budget", "2").stdout)
+    plain = json.loads(generate(*request, "--no-enable-thinking", "--thinking-budget", "2").stdout)
+    assert len(free["prompt_token_ids"]) != len(plain["prompt_token_ids"])
+    assert short["token_ids"][:2] == free["token_ids"][:2]
+    assert "</think>" in short["text"][:24] and "</think>" not in plain["text"]
+
+
+def test_decoding_without_the_drafter_gives_the_same_greedy_text():
+    drafted, plain = (
+        json.loads(generate("--chat", "Count from 3 to 7.", "--json", option).stdout)
+        for option in ("--drafting", "--no-drafting")
+    )
+    assert drafted["token_ids"] == plain["token_ids"] and set(plain["rounds"]) == {0}
+    assert max(drafted["rounds"]) > 0
+
+
+def test_a_lark_grammar_comes_from_a_file_and_a_json_object_needs_none(tmp_path):
+    file = tmp_path / "answer.lark"
+    file.write_text('start: "yes" | "no"')
+    answer = json.loads(generate("--chat", "Is it?", "--lark", str(file), "--json").stdout)
+    assert answer["text"] in ("yes", "no") and answer["finish_reason"] == "stop"
+    free = json.loads(generate("--chat", "Is it?", "--json-object", "--json", "--max-tokens", "8").stdout)
+    assert free["text"].lstrip().startswith("{")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
-from deployment.engine.messages import Sampling, Submit
+import pytest
+
+from deployment.engine.messages import Event, Sampling, Started, Submit
 from deployment.engine.service import EngineService
+from deployment.errors import Refused, RequestError
+from deployment.ingress import turn_request
 from deployment.keeper import SessionKeeper
 from deployment.openai_format import Choices, Completion
+from deployment.ownership import Epoch, SessionKey
+from deployment.replica import EngineReplica
 from deployment.running import RunningTurn
+from deployment.schemas import TurnBody, parse
+from deployment.session import Session
 from deployment.turns import Prompt, choices
 from deployment.wire import Closed, Delta, Opened, TokenFact, TurnEvent, TurnRequest
 from tests.engine.driving import models, options, prompt
@@ -76,6 +85,121 @@ def test_logprobs_come_with_the_tokens_that_they_belong_to():
     assert len(facts) == 16
     assert b"".join(fact.data for fact in facts).decode() == contents(events)[0]
     assert all(fact.top == ((fact.data, fact.logprob),) for fact in facts)
+
+
+def test_queue_seconds_of_a_body_are_how_long_its_turn_waits_for_a_lane():
+    body = parse(TurnBody, {"messages": [{"role": "user", "content": "Hello"}], "queue_seconds": 0.01})
+    request = turn_request(body, "history", "tenant", None, must_exist=False)
+
+    async def scenario() -> TurnEvent:
+        service = EngineService(models("none"), options("none", lanes=1, images=2, queue_seconds=60.0))
+        replica: Any = SimpleNamespace(_id="r", _model="m", _service=service, _keeper=None, _turns=set())
+        occupant = service.turn(Submit("occupant", PROMPT, max_tokens=3000, ignore_eos=True))
+        try:
+            await anext(occupant)
+            (turn,) = EngineReplica._start(replica, request, Prompt(PROMPT, 1), None)
+            return await asyncio.wait_for(turn.events.get(), 20)
+        finally:
+            await occupant.aclose()
+            await asyncio.to_thread(service.close)
+
+    refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused) and (refused.status, refused.code) == (503, "queue_timeout")
+
+
+# ------------------------------------------------------------------------------------------------ turns that fail
+
+
+class Keeper:
+    """Notes what it is asked to copy or to forget; `fenced`: the session has another owner by then."""
+
+    def __init__(self, fenced: bool = False) -> None:
+        self.asked: list[str] = []
+        self.fenced = fenced
+
+    async def copy(self, session: Session, kinds: tuple[str, ...]) -> None:
+        self.asked += kinds
+        if self.fenced:
+            raise RequestError(409, "session_moved", "somebody else has it")
+
+    async def abandon(self, session: Session) -> None:
+        self.asked.append("abandon")
+
+
+def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent], list[Event]]:
+    """A session whose turn fails after so many rounds, the turn's events, and those of a turn that goes on from it."""
+
+    async def scenario() -> tuple[Session, list[TurnEvent], list[Event]]:
+        service = EngineService(models("dflash2"), options("dflash2", images=4))
+        session = Session(SessionKey("t", "s"), Epoch(1, 1))
+        submit = Submit("t", PROMPT, max_tokens=40, ignore_eos=True, session=session.engine_id)
+        queue: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        executor = service._engine._executor
+        run, left = executor.run, iter(range(rounds))
+
+        def failing(lanes: Any) -> Any:
+            if next(left, None) is None:
+                raise RuntimeError("device lost")
+            return run(lanes)
+
+        executor.run = failing
+        try:
+            request = TurnRequest(turn="t", mode="history", messages=({"role": "user", "content": "Hello"},))
+            turn = RunningTurn(
+                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper),
+                lambda _: None, queue,
+            )  # fmt: skip
+            await turn.ended()
+            executor.run = run
+            again = Submit("u", (*session.ledger, 290), max_tokens=2, session=session.engine_id)
+            later = [event async for event in service.turn(again)] if session.ledger else []
+        finally:
+            await asyncio.to_thread(service.close)
+        return session, [queue.get_nowait() for _ in range(queue.qsize())], later
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_what_a_failed_turn_published_stays_in_its_session_and_the_next_turn_goes_on_from_it(fenced):
+    keeper = Keeper(fenced)
+    session, events, later = failing_turn(keeper, rounds=3)
+    refused, (text,) = events[-1], contents(events)
+    assert isinstance(refused, Refused) and (refused.status, refused.code) == (500, "internal_error")
+    assert text and session.transcript == [
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": text},
+    ]  # fmt: skip
+    (turn,) = session.turns
+    answer = session.ledger[len(PROMPT) :]
+    assert (turn["finish_reason"], turn["completion_tokens"]) == ("failed", len(answer)) and len(answer) > 3
+    assert models("dflash2").tokenizer.decode(answer) == text
+    assert session.frontier == turn["frontier"] == len(session.ledger) - 1
+    assert keeper.asked == ["turn_end"] and session.running is None
+    (started,) = [event for event in later if isinstance(event, Started)]
+    assert (started.hit, started.reused) == ("device", session.frontier)
+
+
+def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again():
+    keeper = Keeper()
+
+    async def scenario() -> TurnEvent:
+        service = EngineService(models("none"), options("none", images=2))
+        session = Session(SessionKey("t", "s"), Epoch(1, 1))
+        request = TurnRequest(turn="t", mode="history", messages=())
+        submit = Submit("t", PROMPT, max_tokens=0, session=session.engine_id)
+        try:
+            turn = RunningTurn(
+                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper),
+                lambda _: None,
+            )  # fmt: skip
+            await turn.ended()
+        finally:
+            await asyncio.to_thread(service.close)
+        assert not session.ledger and not session.turns
+        return turn.events.get_nowait()
+
+    refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused) and refused.param == "max_tokens" and keeper.asked == ["abandon"]
 
 
 # ------------------------------------------------------------------------------------------------ the interface

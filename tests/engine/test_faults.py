@@ -204,6 +204,39 @@ def test_a_torn_commit_is_never_captured(monkeypatch):
     assert [c.kind for c in driver.captured(turn)] == ["turn_start"]
 
 
+@pytest.mark.parametrize("failing", ["run", "commit"])
+def test_a_turn_that_fails_tells_what_it_held_back_and_keeps_what_it_had_committed(failing, monkeypatch):
+    driver = Driver("dflash2", images=4)
+    whole = driver.run(prompt(6), max_tokens=40, ignore_eos=True).token_ids
+    almost = models("dflash2").tokenizer.decode(whole) + "\0"  # all of the answer may still belong to it
+    turn = driver.submit(prompt(6), session="s", max_tokens=40, ignore_eos=True, stop_strings=(almost,))
+    for _ in range(3):
+        driver.engine.step()
+    assert driver.streamed(turn) == ()
+
+    def broken(*_args):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(driver.engine._executor, failing, broken)
+    driver.steps()
+    kept = driver.failed(turn).committed
+    assert kept is not None and kept.finish_reason == "failed" and len(kept.token_ids) > 2
+    assert driver.streamed(turn) == kept.token_ids == whole[: len(kept.token_ids)]
+    assert [c.frontier for c in driver.captured(turn)] == [kept.frontier] == [len(prompt(6)) + len(kept.token_ids) - 1]
+
+
+def test_a_turn_that_fails_before_its_first_token_has_committed_nothing(monkeypatch):
+    driver = Driver("none", images=2)
+    turn = driver.submit(prompt(0), max_tokens=3)
+
+    def broken(*_args):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(driver.engine._executor, "first_token", broken)
+    driver.steps()
+    assert driver.failed(turn).committed is None and driver.streamed(turn) == ()
+
+
 def test_a_turn_gets_its_last_event_even_if_its_memory_cannot_be_given_back(monkeypatch):
     driver = Driver("none", images=2)
     turn = driver.submit(prompt(0), max_tokens=3, ignore_eos=True)

@@ -1,0 +1,228 @@
+"""`dflash-serve generate --batch`: many prompts of a file through one engine, answers in the order of the file.
+
+Every line is a JSON object: one of `prompt`, `prompt_ids` and `messages`, an `id` of the caller's choice, and any field
+of a chat completion that says how to continue it; what a line leaves out is as the command's options say. A file with a
+malformed line is refused before anything runs. A line that the model refuses gets a record with `error`, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import Field, StrictInt, StrictStr
+from rich.console import Console
+from rich.progress import Progress
+
+from deployment.engine.errors import INVALID_REQUEST
+from deployment.engine.loading import Models
+from deployment.engine.messages import Failed, Grammar, Submit
+from deployment.engine.options import EngineOptions
+from deployment.errors import RequestError, invalid
+from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
+from deployment.schemas import Message, TokenId, TurnBody, parse, read_json
+
+NOT_IN_A_BATCH = ("model", "stream", "stream_options", "priority", "queue_seconds")
+
+
+class LineBody(TurnBody):
+    """One line. `regex` and `lark` stand beside `response_format`, as on the command line."""
+
+    id: StrictStr | StrictInt | None = None
+    prompt: StrictStr | None = None
+    prompt_ids: list[TokenId] | None = None
+    messages: list[Message] = Field(default_factory=list)
+    regex: StrictStr | None = None
+    lark: StrictStr | None = None
+
+    @property
+    def source(self) -> Source:
+        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
+        ids = None if self.prompt_ids is None else tuple(self.prompt_ids)
+        return Source(self.prompt, ids, messages or None)
+
+
+@dataclass(frozen=True)
+class Line:
+    """`number` counts the lines of the file from 1."""
+
+    number: int
+    id: str | int | None
+    source: Source
+    asked: Asked
+
+
+def read_lines(path: str, defaults: Asked) -> list[Line]:
+    """All lines of a file, or of stdin for "-"; empty ones are left out. Raises ValueError naming line and field."""
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"--batch is {path!r}, must be a file that can be read: {error.strerror}") from None
+    lines = [
+        _line(path, number, text, defaults) for number, text in enumerate(data.split(b"\n"), start=1) if text.strip()
+    ]
+    if not lines:
+        raise ValueError(f"--batch is {path!r}, must have at least one line")
+    return lines
+
+
+def _line(path: str, number: int, text: bytes, defaults: Asked) -> Line:
+    try:
+        document = read_json(text)
+        for name in NOT_IN_A_BATCH:
+            if isinstance(document, dict) and name in document:
+                raise invalid(f"{name}: has no meaning in a batch", name)
+        body = parse(LineBody, document)
+        _check(body)
+    except RequestError as error:
+        raise ValueError(f"{path}, line {number}: {error.refused.message}") from None
+    return Line(number, body.id, body.source, asked_of(body, defaults))
+
+
+def _check(body: LineBody) -> None:
+    """What no field says alone. Raises RequestError."""
+    if sum((body.prompt is not None, body.prompt_ids is not None, bool(body.messages))) != 1:
+        raise invalid("prompt: must have exactly one of prompt, prompt_ids and messages", "prompt")
+    if sum(given is not None for given in (body.response_format, body.regex, body.lark)) > 1:
+        raise invalid("response_format: must have at most one of response_format, regex and lark", "response_format")
+    if body.chat_template_kwargs is not None and not body.messages:
+        raise invalid("chat_template_kwargs: needs messages, which the template renders", "chat_template_kwargs")
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "reproducible",
+)
+_AS_THEY_ARE = ("n", "ignore_eos", "drafting", "thinking_budget")
+
+
+def asked_of(body: LineBody, defaults: Asked) -> Asked:
+    """`defaults` with what a line says itself; null says nothing."""
+    given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
+    sampling: dict[str, Any] = {name: given[name] for name in _SAMPLING if name in given}
+    if "top_k" in given:
+        sampling["top_k"] = min(max(0, given["top_k"]), 2**31 - 1)
+    if "logit_bias" in given:
+        sampling["logit_bias"] = tuple((int(token), added) for token, added in given["logit_bias"].items())
+    if "logprobs" in given:
+        sampling["logprobs"] = given.get("top_logprobs", 0) if given["logprobs"] else None
+    asked: dict[str, Any] = {name: given[name] for name in _AS_THEY_ARE if name in given}
+    if body.token_budget is not None:
+        asked["max_tokens"] = body.token_budget
+    if "seed" in given:
+        asked["seed"] = given["seed"] % 2**64
+    if "stop_token_ids" in given:
+        asked["stop_ids"] = tuple(given["stop_token_ids"])
+    if "stop" in given:
+        asked["stop_strings"] = tuple(given["stop"])
+    if "include_stop_str_in_output" in given:
+        asked["include_stop_string"] = given["include_stop_str_in_output"]
+    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
+        asked["enable_thinking"] = body.chat_template_kwargs.enable_thinking
+    if body.response_format is not None:
+        asked["grammar"] = body.response_format.grammar
+    for kind in ("regex", "lark"):
+        if kind in given:
+            asked["grammar"] = Grammar(kind, given[kind])
+    return replace(defaults, sampling=replace(defaults.sampling, **sampling), **asked)
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+class Records:
+    """Writes records in the order of the file, each line's as soon as it and those before it are whole."""
+
+    def __init__(self, out: TextIO, lines: Sequence[Line]) -> None:
+        self.failed = 0
+        self._out = out
+        self._unwritten = deque(lines)
+        self._records: dict[int, list[dict[str, Any]]] = {line.number: [] for line in lines}
+
+    def add(self, line: Line, choice: int, content: dict[str, Any]) -> int:
+        """Takes the record of one choice. Returns how many lines were written."""
+        self.failed += "error" in content
+        record = {"id": line.id, "line": line.number, "choice": choice, **content}
+        self._records[line.number].append(record)
+        written = 0
+        while self._unwritten and len(self._records[self._unwritten[0].number]) == self._unwritten[0].asked.n:
+            whole = self._records.pop(self._unwritten.popleft().number)
+            for record in sorted(whole, key=lambda record: record["choice"]):
+                self._out.write(json.dumps(record, ensure_ascii=False) + "\n")
+            written += 1
+        self._out.flush()
+        return written
+
+
+def run_batch(models: Models, options: EngineOptions, lines: Sequence[Line], out: TextIO, progress: bool | None) -> int:
+    """Runs all lines and writes their records. Returns how many of them are errors.
+
+    `progress`: a bar on stderr; None: if that is a terminal.
+    """
+    records, submits, line_of, refused = Records(out, lines), list[Submit](), dict[str, Line](), list[_Refusal]()
+    for line in lines:
+        try:
+            turns = submits_of(models, f"line-{line.number}", line.source, line.asked)
+        except ValueError as error:
+            refused.append((line, str(error)))
+            continue
+        submits += turns
+        line_of |= dict.fromkeys((submit.turn for submit in turns), line)
+    answers = {submit.turn: Answer(submit, models, options.backend) for submit in submits}
+    with _bar(progress) as bar:
+        task = bar.add_task("lines", total=len(lines))
+        for line, message in refused:
+            for choice in range(line.asked.n):
+                bar.advance(task, records.add(line, choice, _error(INVALID_REQUEST, message, None)))
+        for submit, event in run(models, fitted(options, models, submits), submits):
+            if isinstance(event, Failed):
+                content = _error(event.code, event.message, event.param)
+            elif result := answers[submit.turn].take(event):
+                content = asdict(result)
+            else:
+                continue
+            bar.advance(task, records.add(line_of[submit.turn], submit.sampling.sub, content))
+    return records.failed
+
+
+_Refusal = tuple[Line, str]
+
+
+def _error(code: str, message: str, param: str | None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "param": param}}
+
+
+def _bar(progress: bool | None) -> Progress:
+    console = Console(stderr=True, force_terminal=progress or None)
+    shown = console.is_terminal if progress is None else progress
+    # rich would take stdout to the terminal of stderr, where no file is
+    return Progress(console=console, disable=not shown, redirect_stdout=False)
+
+
+@contextlib.contextmanager
+def opened(output: str | None, batch: str) -> Iterator[TextIO]:
+    """Where records go: a file, or stdout. Raises ValueError where it cannot be written."""
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        if batch != "-" and Path(output).exists() and Path(output).samefile(batch):
+            raise ValueError(f"--output is {output!r}, must be another file than --batch")
+        Path(output).write_text("")  # whether it can be written; what fails later is not for its name
+    except OSError as error:
+        raise ValueError(f"--output is {output!r}, must be a file that can be written: {error.strerror}") from None
+    with Path(output).open("w", encoding="utf-8") as out:
+        yield out
