@@ -154,7 +154,7 @@ def _select_path_kernel(
         edges = tl.where(real, edges, -float("inf"))
         best = tl.max(edges, 0)
         # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
-        mass = tl.where(real, tl.exp(tl.div_rn(edges - best, divisor + edges * 0)), 0.0)
+        mass = tl.where(real, tl.exp(tl.div_rn(edges - best, divisor)), 0.0)
         top = _lowest(-edges, c, C)
         law = tl.where(greedy, (c == top).to(tl.float32), mass / tl.sum(mass, 0))
         picked = _drawn_rank(law, uniform_at(seed, frontier + i, PROPOSAL, sub), c, C)
