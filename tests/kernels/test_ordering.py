@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels.ordering import BLOCKS_PER_CHUNK, CHUNK, argmax_rows, argmax_rows_triton, block_maxima, top_rows
 from kernels.shortlist import shortlist, shortlist_reference, shortlist_triton
 from tests.kernels import oracles
-from tests.kernels.devices import DEVICE
+from tests.kernels.devices import DEVICE, poison_new_memory
 
 INF = float("inf")
 AWKWARD = [0.0, -0.0, INF, -INF, 1.0, -1.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0000001, 0.5]
@@ -96,9 +96,10 @@ COUNTS = [1, 3, 15, 16, 17, 127, 257, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_kernels_order_rows_as_the_reference_does(count: int) -> None:
+def test_the_kernels_order_rows_as_the_reference_does(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = rows_of_every_kind(count)
     expected, expected_ids = shortlist_reference(scores, 16)
+    poison_new_memory(monkeypatch)
     best, ids = shortlist_triton(scores.to(DEVICE), 16)
     assert torch.equal(ids.cpu(), expected_ids)
     assert torch.equal(best.cpu(), expected)

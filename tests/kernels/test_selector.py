@@ -15,7 +15,7 @@ from kernels.randomness import PROPOSAL
 from kernels.selector import draw_rank, select_path_reference, select_path_triton
 from kernels.shortlist import shortlist
 from tests.kernels import oracles
-from tests.kernels.devices import DEVICE
+from tests.kernels.devices import DEVICE, poison_new_memory
 
 INF = float("inf")
 VOCABULARY = 60
@@ -308,13 +308,7 @@ def test_a_kernel_writes_every_number_and_reads_no_dead_one(monkeypatch: pytest.
         predecessor=walk.predecessor.masked_fill(dead[:, None], torch.nan),
         successor=walk.successor.masked_fill(dead[:, None], torch.nan),
     )
-    empty = torch.empty
-
-    def full_of_poison(*shape: int, **options: object) -> torch.Tensor:
-        made = empty(*shape, **options)  # type: ignore[call-overload]
-        return made.fill_(torch.nan) if made.is_floating_point() else made.fill_(-1)
-
-    monkeypatch.setattr(torch, "empty", full_of_poison)
+    poison_new_memory(monkeypatch)
     drafts, law = poisoned.select(on_device)
     assert torch.equal(drafts, expected)
     oracles.close(law, expected_law, 1e-5)
