@@ -5,6 +5,9 @@ Rounding points: the projections, SiLU's value and its product with `up` are eac
 Source: specification (draft layers); research of the target's blocks.
 """
 
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import torch

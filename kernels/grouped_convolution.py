@@ -8,14 +8,17 @@ channels that share a dynamic increment.
     finish    residual + Conv_1(z), with the delta that the same branch's `prepare` gave
 
 There is no history across rounds, and column 0 has no preceding tap. Coefficients are summed and applied in FP32.
-`prepare` rounds its two outputs to x's dtype; `finish` rounds the convolution and then the sum. The normalised input and
-the coefficients of side 0 are private: the kernel projects round(w x) and scales the sums by the row's 1 / rms.
+`prepare` rounds its two outputs to x's dtype; `finish` rounds the convolution and then the sum. The normalised input
+and the coefficients of side 0 are private: the kernel projects round(w x) and scales the sums by the row's 1 / rms.
 
 The projection is a tall weight of few rows (13 MB at H = 5120) and is read once: its kernel splits H over programs so
 that they fill the card, and the second kernel sums the parts where it needs them.
 
 Source: specification (DFlash2 convolution).
 """
+
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -149,9 +152,7 @@ def _prepare_kernel(
     out = tl.zeros((GROUPS, GROUP_BLOCK), tl.float32)
     for tap in tl.static_range(TAPS):
         finishing = tl.sum(tl.load(part + (TAPS + tap) * count, mask=summed, other=0.0), 0) * inverse_rms
-        tl.store(
-            delta_ptr + (row.to(tl.int64) * TAPS + tap) * count + group, finishing.to(dtype), mask=group < count
-        )
+        tl.store(delta_ptr + (row.to(tl.int64) * TAPS + tap) * count + group, finishing.to(dtype), mask=group < count)
         seen = row % width >= tap
         before = tl.where(seen, row - tap, row)
         x = tl.load(x_ptr + before.to(tl.int64) * H + h, mask=inside & seen, other=0.0).to(tl.float32)

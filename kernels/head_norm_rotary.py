@@ -10,6 +10,9 @@ qkv's dtype.
 Source: specification ("plain_head_rmsnorm", "rope_1d"), decision 10.
 """
 
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,4 @@
-"""What a launcher refuses. A kernel reads memory as its arguments describe it, so the descriptions are checked first."""
+"""What a launcher refuses: a kernel reads memory as its arguments describe it, so these are checked first."""
 
 from __future__ import annotations
 

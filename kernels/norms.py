@@ -12,6 +12,9 @@ the rounded one.
 Source: specification ("plain_rmsnorm"), decision 10.
 """
 
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import torch

@@ -16,6 +16,9 @@ distribution that acceptance needs. No other sampling control applies.
 Source: specification (selector, temperature rule, RNG key); decisions 9 and 13.
 """
 
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch

@@ -274,9 +274,7 @@ class Drafter:
         for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):
             n, finish_a = _prepare(layer.attention_conv, x, layer.input_norm, config.rms_norm_eps)
             qkv = F.linear(n, layer.qkv).unflatten(-1, (-1, config.head_dim))
-            q, k = head_norm_rotary(
-                qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, config.rms_norm_eps
-            )
+            q, k = head_norm_rotary(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, config.rms_norm_eps)
             v = qkv[..., -config.num_kv_heads :, :]
             if local:
                 keys, values = context.rings(index)

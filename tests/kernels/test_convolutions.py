@@ -145,7 +145,15 @@ def branch(
     return Branch(*(t.to(dtype) for t in (x, z, normal(hidden, seed=6), base, projection)))
 
 
-SHAPES = [(2, 5, 64, 16), (1, 1, 16, 16), (3, 2, 80, 16), (1, 16, 48, 8), (9, 8, 64, 16), (2, 3, 352, 16), (1, 2, 48, 3)]
+SHAPES = [
+    (2, 5, 64, 16),
+    (1, 1, 16, 16),
+    (3, 2, 80, 16),
+    (1, 16, 48, 8),
+    (9, 8, 64, 16),
+    (2, 3, 352, 16),
+    (1, 2, 48, 3),
+]
 
 
 @pytest.mark.parametrize(("batch", "width", "hidden", "group"), SHAPES)
@@ -216,7 +224,9 @@ def test_bfloat16_convolution_sums_in_fp32_and_rounds_once_before_the_residual(p
     for row in range(2):
         delta = given.delta(row)
         oracles.close(finish_delta[row], delta[:, 1], 2.0**-6)
-        oracles.close(prepared[row], oracles.grouped_convolution(given.normalised(row), given.base[0], delta[:, 0]), 0.04)
+        oracles.close(
+            prepared[row], oracles.grouped_convolution(given.normalised(row), given.base[0], delta[:, 0]), 0.04
+        )
 
 
 def test_the_projection_is_the_same_however_its_channels_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +252,7 @@ def test_the_convolution_kernels_refuse_what_does_not_fit() -> None:
     delta = torch.zeros(2, WIDTH, 2, 4)
     with pytest.raises(ValueError, match=r"projection: 18 rows, must be 2 \* 2 taps"):
         prepare_on_device(given.x, given.norm, given.base, torch.zeros(18, HIDDEN))
-    with pytest.raises(ValueError, match="norm: torch.bfloat16, must be torch.float32"):
+    with pytest.raises(ValueError, match=r"norm: torch.bfloat16, must be torch.float32"):
         prepare_on_device(given.x, given.norm.bfloat16(), given.base, given.projection)
     with pytest.raises(ValueError, match="residual: shape"):
         finish_on_device(given.x[:1], given.z, given.base, delta)

@@ -70,7 +70,7 @@ def test_what_does_not_fit_together_is_refused_by_name() -> None:
     qkv, q_norm, k_norm, cos, sin = inputs(4, 2, 64, torch.float32, 64)
     with pytest.raises(ValueError, match="qkv: 8 heads, must be more than the 2 \\* 4"):
         head_norm_rotary_triton(qkv, q_norm, k_norm, cos, sin, 4, EPS)
-    with pytest.raises(ValueError, match="k_norm: torch.bfloat16, must be torch.float32"):
+    with pytest.raises(ValueError, match=r"k_norm: torch.bfloat16, must be torch.float32"):
         head_norm_rotary_triton(qkv, q_norm, k_norm.bfloat16(), cos, sin, 2, EPS)
     with pytest.raises(ValueError, match="sin: shape"):
         head_norm_rotary_triton(qkv, q_norm, k_norm, cos, sin[:1], 2, EPS)

@@ -116,5 +116,5 @@ def test_the_kernel_refuses_a_gain_of_another_width() -> None:
     x, y, weight = inputs(torch.float32)
     with pytest.raises(ValueError, match=r"weight: shape \(80,\), must be \(96,\)"):
         plain_rms_norm_triton(x, weight[:80], EPS)
-    with pytest.raises(ValueError, match="y: torch.bfloat16, must be torch.float32"):
+    with pytest.raises(ValueError, match=r"y: torch.bfloat16, must be torch.float32"):
         add_plain_rms_norm_triton(x, y.bfloat16(), weight, EPS)
