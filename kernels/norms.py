@@ -6,15 +6,23 @@
 
 The mean is over the last axis, in FP32. Rounding points: `plain` and the inner norm of `gated` round the normalised
 value to x's dtype before the gain is applied; `offset` applies the gain in FP32 and rounds once; `gated` multiplies by
-the gate in FP32 and rounds once at the end.
+the gate in FP32 and rounds once at the end. `add_plain_rms_norm` rounds the sum, which is the residual, and normalises
+the rounded one.
 
 Source: specification ("plain_rmsnorm"), decision 10.
 """
+
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.launch_checks import require
 
 
 def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -22,8 +30,7 @@ def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
 
 
-def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` [..., D], `weight` [D] -> [..., D] in x's dtype."""
+def plain_rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * _normalise(x, eps).to(x.dtype)
 
 
@@ -34,5 +41,101 @@ def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x`, `gate` [..., D], `weight` [D] -> [..., D] in x's dtype. Normalisation comes before the gate."""
-    normed = plain_rms_norm(x, weight, eps)
+    normed = plain_rms_norm_reference(x, weight, eps)
     return (normed.float() * F.silu(gate.float())).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ kernel
+
+
+@triton.jit
+def plainly_normalised(x, weight, mean_square, eps, dtype: tl.constexpr):
+    """`x`, `weight` FP32, `mean_square` of x's row, broadcastable -> FP32 of the rounding points of `plain`."""
+    return weight * (x * tl.rsqrt(mean_square + eps)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _plain_rms_norm_kernel(
+    x_ptr,
+    y_ptr,
+    weight_ptr,
+    sum_ptr,
+    out_ptr,
+    x_stride,
+    y_stride,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + d, mask=inside, other=0.0)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    if ADDS:
+        x = (x + tl.load(y_ptr + row * y_stride + d, mask=inside, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(sum_ptr + row * D + d, x, mask=inside)
+        x = x.to(tl.float32)
+    normed = plainly_normalised(x, weight, tl.sum(x * x, 0) / D, eps, dtype)
+    tl.store(out_ptr + row * D + d, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _launch(x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, total: torch.Tensor | None, eps: float):
+    """One program a row, `total` = x + y [..., D] filled where y is given -> the norm [..., D]."""
+    width = x.shape[-1]
+    require("weight", weight, (width,), torch.float32, torch.bfloat16)
+    require("x", x, tuple(x.shape), torch.float32, torch.bfloat16)
+    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
+    rows = x.reshape(-1, width)
+    added = rows if y is None else y.reshape(-1, width)
+    block = triton.next_power_of_2(width)
+    if rows.shape[0]:
+        _plain_rms_norm_kernel[(rows.shape[0],)](
+            rows,
+            added,
+            weight,
+            out if total is None else total,
+            out,
+            rows.stride(0),
+            added.stride(0),
+            eps,
+            D=width,
+            BLOCK=block,
+            ADDS=y is not None,
+            num_warps=min(max(block // 512, 1), 8),
+        )
+    return out
+
+
+def plain_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, None, weight, None, eps)
+
+
+def add_plain_rms_norm_triton(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    require("y", y, tuple(x.shape), x.dtype)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return total, _launch(x, y, weight, total, eps)
+
+
+# ------------------------------------------------------------------------------------------------ public
+
+
+def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x` [..., D], `weight` [D] -> [..., D] in x's dtype (FP32 if either is)."""
+    norm = plain_rms_norm_triton if x.is_cuda else plain_rms_norm_reference
+    return norm(x, weight, eps)
+
+
+def add_plain_rms_norm(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x`, `y` [..., D] of one dtype, `weight` [D] -> (x + y, its plain norm), [..., D] each."""
+    if x.is_cuda:
+        return add_plain_rms_norm_triton(x, y, weight, eps)
+    total = x + y
+    return total, plain_rms_norm_reference(total, weight, eps)

@@ -13,12 +13,17 @@ races, which need a number per token (decision 13):
 
 Position is the scalar cache ordinal of the column that predicts: the token at t is drawn under t - 1.
 
+The torch functions draw for whole tensors. `uniform_at` and `exponential_at` are the same numbers inside a Triton
+kernel: words and uniforms are equal bit for bit, the logarithm to a few units of its last place.
+
 Source: decision 13; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox and its constants).
 """
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 PROPOSAL, ACCEPT, TARGET, CORRECTION = 0, 1, 2, 3
 
@@ -93,3 +98,40 @@ def race(
     time = torch.full_like(weights, float("inf"))
     time[rows, tokens] = (noise / scaled[rows, tokens]).clamp(max=torch.finfo(torch.float32).max)
     return time.argmin(-1)
+
+
+# ------------------------------------------------------------------------------------------------ inside kernels
+
+
+@triton.jit
+def _words_at(seed, block, position, purpose: tl.constexpr, sub):
+    """The four output words, uint32. `seed`, `block` (token >> 2), `position` and `sub` are int64 of one shape."""
+    return tl.philox(
+        seed, block.to(tl.uint32), position.to(tl.uint32), (block * 0 + purpose).to(tl.uint32), sub.to(tl.uint32)
+    )
+
+
+@triton.jit
+def uniform_at(seed, position, purpose: tl.constexpr, sub):
+    """`uniform` for int64 tensors or scalars of one shape -> FP32."""
+    word, _, _, _ = _words_at(seed, position * 0, position, purpose, sub)
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+
+
+@triton.jit
+def noise_of(word):
+    """The race's noise of a uint32 word -> FP32, positive."""
+    u = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    u = tl.minimum(u, 0.999999940395355224609375)  # 1 - 2^-24
+    # Kahan's log1p(-u): the quotient takes out the rounding of 1 - u, which is all there is of a small u
+    kept = 1.0 - u
+    lost = tl.where(kept == 1.0, -1.0, kept - 1.0)
+    return tl.where(kept == 1.0, u, tl.log(kept) * tl.div_rn(u, lost))
+
+
+@triton.jit
+def exponential_at(seed, position, purpose: tl.constexpr, sub, token):
+    """`exponential` for int64 tensors of one shape -> FP32, positive."""
+    word0, word1, word2, word3 = _words_at(seed, token >> 2, position, purpose, sub)
+    lane = token & 3
+    return noise_of(tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3)))

@@ -7,20 +7,29 @@
     reproducible rows draw j_i by the race over q_i with the `target` noise under F + i: the same that decides over p_i,
     so that a draft is right wherever q and p agree, and nothing but p decides what is generated
 
+On a card one program walks a request, all columns in one launch. The codebook rows of a column's candidates and of all
+that may precede them do not depend on what is picked, so they are read one column ahead.
+
 It is a walk that conditions on the token actually picked, not a search for the best path. q is FP32 and is exactly the
 distribution that acceptance needs. No other sampling control applies.
 
 Source: specification (selector, temperature rule, RNG key); decisions 9 and 13.
 """
 
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from kernels.randomness import PROPOSAL, TARGET, exponential, uniform
+from kernels.launch_checks import require, require_contiguous
+from kernels.randomness import PROPOSAL, TARGET, exponential, exponential_at, uniform, uniform_at
 
 
-def select_path(
+def select_path_reference(
     candidates: torch.Tensor,
     unary: torch.Tensor,
     hidden: torch.Tensor,
@@ -33,9 +42,6 @@ def select_path(
     sub: torch.Tensor,
     reproducible: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`candidates` int64 [B, K, C], `unary` FP32 [B, K, C], projected `hidden` [B, K, R], codebooks [V, R], `anchors`,
-    `frontier`, `seeds`, `sub` int64 [B], `temperature` FP32 [B], `reproducible` bool [B] -> drafts int64 [B, K], q FP32
-    [B, K, C]."""
     greedy = temperature <= 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
     columns = torch.arange(candidates.shape[1], device=candidates.device)
@@ -68,3 +74,192 @@ def draw_rank(law: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     below = (cumulative <= u[:, None] * cumulative[:, -1:]).sum(-1)
     last_possible = (law > 0).to(torch.int64) * torch.arange(law.shape[-1], device=law.device)
     return torch.minimum(below, last_possible.max(-1).values)
+
+
+# ------------------------------------------------------------------------------------------------ kernel
+
+
+@triton.jit
+def _codebook_rows(codebook_ptr, token, r, rank, R: tl.constexpr):
+    """Rows of the `token`s [N] over dimensions `r` [R]: [N, R] in the codebook's dtype, zeros from `rank` on."""
+    return tl.load(codebook_ptr + token[:, None] * rank + r[None, :], mask=r[None, :] < rank, other=0.0)
+
+
+@triton.jit
+def _drawn_rank(law, u, c, C: tl.constexpr):
+    """`draw_rank` of one law [C]. Only a possible rank can be the first above: a sum taken in another order may grow
+    where nothing was added."""
+    cumulative = tl.cumsum(law, 0)
+    total = tl.sum(tl.where(c == C - 1, cumulative, 0.0), 0)
+    above = tl.min(tl.where((cumulative > u * total) & (law > 0), c, C), 0)
+    return tl.where(above < C, above, tl.max(tl.where(law > 0, c, 0), 0))
+
+
+@triton.jit
+def _lowest(values, c, C: tl.constexpr):
+    """The lowest rank of the least of `values` [C]."""
+    return tl.min(tl.where(values == tl.min(values, 0), c, C - 1), 0)
+
+
+@triton.jit
+def _select_path_kernel(
+    candidates_ptr,
+    unary_ptr,
+    hidden_ptr,
+    predecessor_ptr,
+    successor_ptr,
+    anchors_ptr,
+    frontier_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    sub_ptr,
+    reproducible_ptr,
+    drafts_ptr,
+    law_ptr,
+    rank,
+    COLUMNS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    RACES: tl.constexpr,
+    PROPOSAL: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    c, r = tl.arange(0, C), tl.arange(0, R)
+    real = c < CHOICES
+    candidates_ptr += row * COLUMNS * CHOICES
+    unary_ptr += row * COLUMNS * CHOICES
+    law_ptr += row * COLUMNS * CHOICES
+    hidden_ptr += row * COLUMNS * rank
+    frontier, seed, sub = tl.load(frontier_ptr + row), tl.load(seeds_ptr + row), tl.load(sub_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    greedy = temperature <= 0
+    divisor = tl.where(greedy, 1.0, temperature)
+
+    tokens = tl.load(candidates_ptr + c, mask=real, other=0)
+    following = tl.load(candidates_ptr + CHOICES + c, mask=real & (COLUMNS > 1), other=0)
+    before = _codebook_rows(predecessor_ptr, tl.load(anchors_ptr + row + c * 0), r, rank, R)
+    after = _codebook_rows(successor_ptr, tokens, r, rank, R)
+    picked = tl.zeros((), tl.int32)
+    for i in tl.static_range(COLUMNS):
+        unary = tl.load(unary_ptr + i * CHOICES + c, mask=real, other=-float("inf"))
+        hidden = tl.load(hidden_ptr + i * rank + r, mask=r < rank, other=0.0).to(tl.float32)
+        if i + 1 < COLUMNS:
+            next_before = _codebook_rows(predecessor_ptr, tokens, r, rank, R)
+            next_after = _codebook_rows(successor_ptr, following, r, rank, R)
+        if i + 2 < COLUMNS:
+            further = tl.load(candidates_ptr + (i + 2) * CHOICES + c, mask=real, other=0)
+
+        previous = tl.sum(tl.where(c[:, None] == picked, before.to(tl.float32), 0.0), 0)
+        query = previous * hidden
+        edges = unary + tl.sum(after.to(tl.float32) * query[None, :], 1)
+        edges = tl.where(real, edges, -float("inf"))
+        best = tl.max(edges, 0)
+        # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
+        mass = tl.where(real, tl.exp(tl.div_rn(edges - best, divisor)), 0.0)
+        top = _lowest(-edges, c, C)
+        law = tl.where(greedy, (c == top).to(tl.float32), mass / tl.sum(mass, 0))
+        picked = _drawn_rank(law, uniform_at(seed, frontier + i, PROPOSAL, sub), c, C)
+        if RACES:
+            shape = tokens * 0
+            noise = exponential_at(shape + seed, shape + (frontier + i), TARGET, shape + sub, tokens)
+            time = tl.where(law > 0, noise / tl.where(law > 0, law, 1.0), float("inf"))
+            picked = tl.where(tl.load(reproducible_ptr + row) != 0, _lowest(time, c, C), picked)
+        tl.store(drafts_ptr + row * COLUMNS + i, tl.sum(tl.where(c == picked, tokens, 0), 0))
+        tl.store(law_ptr + i * CHOICES + c, law, mask=real)
+
+        if i + 1 < COLUMNS:
+            before, after, tokens = next_before, next_after, following
+        if i + 2 < COLUMNS:
+            following = further
+
+
+def select_path_triton(
+    candidates: torch.Tensor,
+    unary: torch.Tensor,
+    hidden: torch.Tensor,
+    predecessor: torch.Tensor,
+    successor: torch.Tensor,
+    anchors: torch.Tensor,
+    frontier: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    sub: torch.Tensor,
+    reproducible: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, columns, choices = candidates.shape
+    vocabulary, rank = predecessor.shape
+    require_contiguous("candidates", candidates, (batch, columns, choices), torch.int64)
+    require_contiguous("unary", unary, (batch, columns, choices), torch.float32)
+    require_contiguous("hidden", hidden, (batch, columns, rank), torch.float32, torch.bfloat16)
+    for name, codebook in (("predecessor", predecessor), ("successor", successor)):
+        require_contiguous(name, codebook, (vocabulary, rank), torch.float32, torch.bfloat16)
+    for name, scalars in (("anchors", anchors), ("frontier", frontier), ("seeds", seeds), ("sub", sub)):
+        require_contiguous(name, scalars, (batch,), torch.int64)
+    require_contiguous("temperature", temperature, (batch,), torch.float32)
+    if reproducible is not None:
+        require("reproducible", reproducible, (batch,), torch.bool)
+    drafts = torch.empty(batch, columns, dtype=torch.int64, device=candidates.device)
+    law = torch.empty(batch, columns, choices, dtype=torch.float32, device=candidates.device)
+    if drafts.numel():
+        _select_path_kernel[(batch,)](
+            candidates,
+            unary,
+            hidden,
+            predecessor,
+            successor,
+            anchors,
+            frontier,
+            temperature,
+            seeds,
+            sub,
+            temperature if reproducible is None else reproducible,
+            drafts,
+            law,
+            rank,
+            COLUMNS=columns,
+            CHOICES=choices,
+            C=triton.next_power_of_2(max(choices, 16)),
+            R=triton.next_power_of_2(max(rank, 16)),
+            RACES=reproducible is not None,
+            PROPOSAL=PROPOSAL,
+            TARGET=TARGET,
+            num_warps=4,
+        )
+    return drafts, law
+
+
+# ------------------------------------------------------------------------------------------------ public
+
+
+def select_path(
+    candidates: torch.Tensor,
+    unary: torch.Tensor,
+    hidden: torch.Tensor,
+    predecessor: torch.Tensor,
+    successor: torch.Tensor,
+    anchors: torch.Tensor,
+    frontier: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    sub: torch.Tensor,
+    reproducible: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`candidates` int64 [B, K, C], `unary` FP32 [B, K, C], projected `hidden` [B, K, R], codebooks [V, R], `anchors`,
+    `frontier`, `seeds`, `sub` int64 [B], `temperature` FP32 [B], `reproducible` bool [B] -> drafts int64 [B, K], q FP32
+    [B, K, C]."""
+    select = select_path_triton if candidates.is_cuda else select_path_reference
+    return select(
+        candidates,
+        unary,
+        hidden,
+        predecessor,
+        successor,
+        anchors,
+        frontier,
+        temperature,
+        seeds,
+        sub,
+        reproducible,
+    )

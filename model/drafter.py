@@ -27,10 +27,11 @@ from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
 from kernels.context_kv import context_features, context_keys_values
 from kernels.gated_mlp import gated_mlp
+from kernels.head_norm_rotary import head_norm_rotary
 from kernels.norms import plain_rms_norm
+from kernels.ordering import argmax_rows
 from kernels.paged_attention import write_pages
 from kernels.ring import write_ring
-from kernels.rotary import apply_rotary
 from kernels.selector import select_path
 from kernels.shortlist import shortlist
 from model.config import DraftConfig
@@ -228,7 +229,7 @@ class Drafter:
         hidden = self._block(anchors, frontier, columns, width, rows, context)[:, 1:]
         scores = self._scores(hidden)
         if self.selector is None:
-            return Proposal(self.head.tokens(scores.argmax(-1)))
+            return Proposal(self.head.tokens(argmax_rows(scores.flatten(0, 1)).view(scores.shape[:-1])))
         assert self.config.selector_top_k is not None
         batch, drafts, available = scores.shape
         unary, ranked = shortlist(scores.view(-1, available), self.config.selector_top_k)
@@ -271,21 +272,19 @@ class Drafter:
         cos, sin = self.rotary.tables(frontier[:, None] + torch.arange(width, device=anchors.device))
         scale = config.head_dim**-0.5
         for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):
-            n = plain_rms_norm(x, layer.input_norm, config.rms_norm_eps)
-            n, finish_a = _prepare(layer.attention_conv, n)
-            q, k, v = F.linear(n, layer.qkv).unflatten(-1, (-1, config.head_dim)).split(self._heads, dim=-2)
-            q = apply_rotary(plain_rms_norm(q, layer.q_norm, config.rms_norm_eps), cos, sin)
-            k = apply_rotary(plain_rms_norm(k, layer.k_norm, config.rms_norm_eps), cos, sin)
+            n, finish_a = _prepare(layer.attention_conv, x, layer.input_norm, config.rms_norm_eps)
+            qkv = F.linear(n, layer.qkv).unflatten(-1, (-1, config.head_dim))
+            q, k = head_norm_rotary(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, config.rms_norm_eps)
+            v = qkv[..., -config.num_kv_heads :, :]
             if local:
                 keys, values = context.rings(index)
                 a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
             else:
                 keys, values = context.pages(index)
                 a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
-            x = x + _finish(layer.attention_conv, F.linear(a.flatten(-2), layer.output), finish_a)
-            m = plain_rms_norm(x, layer.post_norm, config.rms_norm_eps)
-            m, finish_m = _prepare(layer.mlp_conv, m)
-            x = x + _finish(layer.mlp_conv, gated_mlp(m, layer.gate_up, layer.down), finish_m)
+            x = _finish(layer.attention_conv, x, F.linear(a.flatten(-2), layer.output), finish_a)
+            m, finish_m = _prepare(layer.mlp_conv, x, layer.post_norm, config.rms_norm_eps)
+            x = _finish(layer.mlp_conv, x, gated_mlp(m, layer.gate_up, layer.down), finish_m)
         return plain_rms_norm(x, self.final_norm, config.rms_norm_eps)
 
     @property
@@ -304,13 +303,17 @@ class Drafter:
         return stores
 
 
-def _prepare(convolution: Convolution | None, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _prepare(
+    convolution: Convolution | None, x: torch.Tensor, norm: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     if convolution is None:
-        return n, None
-    return grouped_convolution.prepare(n, convolution.base, convolution.projection)
+        return plain_rms_norm(x, norm, eps), None
+    return grouped_convolution.prepare(x, norm, convolution.base, convolution.projection, eps)
 
 
-def _finish(convolution: Convolution | None, z: torch.Tensor, finish_delta: torch.Tensor | None) -> torch.Tensor:
+def _finish(
+    convolution: Convolution | None, x: torch.Tensor, z: torch.Tensor, finish_delta: torch.Tensor | None
+) -> torch.Tensor:
     if convolution is None or finish_delta is None:
-        return z
-    return grouped_convolution.finish(z, convolution.base, finish_delta)
+        return x + z
+    return grouped_convolution.finish(x, z, convolution.base, finish_delta)

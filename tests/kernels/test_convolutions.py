@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from kernels.grouped_convolution import finish, prepare
+from kernels import grouped_convolution
+from kernels.grouped_convolution import (
+    finish_reference,
+    finish_triton,
+    prepare_reference,
+    prepare_triton,
+)
 from kernels.short_convolution import advance_history, short_convolution
 from tests.kernels import oracles
+from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
 
 
@@ -78,65 +87,174 @@ def test_history_keeps_its_own_dtype() -> None:
 # ------------------------------------------------------------------------------------------------ grouped
 
 
+EPS = 1e-6
 GROUP, HIDDEN, WIDTH = 16, 64, 5
 
-
-def grouped_inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    x, z = normal(2, WIDTH, HIDDEN), normal(2, WIDTH, HIDDEN, seed=3)
-    base, projection = normal(2, 2, HIDDEN, seed=4), normal(4 * HIDDEN // GROUP, HIDDEN, seed=5) / 8
-    return tuple(t.to(dtype) for t in (x, z, base, projection))
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def naive_delta(x: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
-    """`x` [W, H] -> FP64 [W, 2 sides, 2 taps, groups], in the specification's order of rows."""
-    return (x.double() @ projection.double().T).reshape(x.shape[0], 2, 2, HIDDEN // GROUP)
+def prepare_on_device(*tensors: torch.Tensor) -> Pair:
+    prepared, finish_delta = prepare_triton(*(t.to(DEVICE) for t in tensors), EPS)  # type: ignore[call-arg]
+    return prepared.cpu(), finish_delta.cpu()
 
 
-def test_prepare_convolves_its_input_with_side_zero_and_keeps_the_delta_of_side_one() -> None:
-    x, _, base, projection = grouped_inputs()
-    prepared, finish_delta = prepare(x, base, projection)
-    for row in range(2):
-        delta = naive_delta(x[row], projection)
-        oracles.close(prepared[row], oracles.grouped_convolution(x[row], base[0], delta[:, 0]), 1e-5)
+def prepare_as_told(*tensors: torch.Tensor) -> Pair:
+    return prepare_reference(*tensors, EPS)  # type: ignore[call-arg]
+
+
+def finish_on_device(*tensors: torch.Tensor) -> torch.Tensor:
+    return finish_triton(*(t.contiguous().to(DEVICE) for t in tensors)).cpu()
+
+
+both_prepare = pytest.mark.parametrize("prepare", [prepare_as_told, prepare_on_device], ids=["reference", "kernel"])
+both = pytest.mark.parametrize(
+    ("prepare", "finish"),
+    [(prepare_as_told, finish_reference), (prepare_on_device, finish_on_device)],
+    ids=["reference", "kernel"],
+)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Inputs of one branch: `x` [2, W, H] its residual, `z` its output."""
+
+    x: torch.Tensor
+    z: torch.Tensor
+    norm: torch.Tensor
+    base: torch.Tensor
+    projection: torch.Tensor
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        return self.x, self.norm, self.base, self.projection
+
+    def normalised(self, row: int) -> torch.Tensor:
+        return self.norm.double() * oracles.rms(self.x[row], EPS)
+
+    def delta(self, row: int) -> torch.Tensor:
+        """FP64 [W, 2 sides, taps, groups], in the specification's order of rows."""
+        taps = self.base.shape[1]
+        projected = self.normalised(row) @ self.projection.double().T
+        return projected.reshape(self.x.shape[1], 2, taps, -1)
+
+
+def branch(
+    dtype: torch.dtype = torch.float32, batch: int = 2, width: int = WIDTH, hidden: int = HIDDEN, group: int = GROUP
+) -> Branch:
+    x, z = normal(batch, width, hidden) * 3, normal(batch, width, hidden, seed=3)
+    base, projection = normal(2, 2, hidden, seed=4), normal(4 * hidden // group, hidden, seed=5) / hidden**0.5
+    return Branch(*(t.to(dtype) for t in (x, z, normal(hidden, seed=6), base, projection)))
+
+
+SHAPES = [
+    (2, 5, 64, 16),
+    (1, 1, 16, 16),
+    (3, 2, 80, 16),
+    (1, 16, 48, 8),
+    (9, 8, 64, 16),
+    (2, 3, 352, 16),
+    (1, 2, 48, 3),
+]
+
+
+@pytest.mark.parametrize(("batch", "width", "hidden", "group"), SHAPES)
+@both_prepare
+def test_prepare_normalises_and_convolves_and_keeps_the_delta_of_side_one(
+    prepare, batch: int, width: int, hidden: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = branch(torch.float32, batch, width, hidden, group)
+    poison_new_memory(monkeypatch)
+    prepared, finish_delta = prepare(*given.arguments())
+    for row in range(batch):
+        n, delta = given.normalised(row), given.delta(row)
+        oracles.close(prepared[row], oracles.grouped_convolution(n, given.base[0], delta[:, 0]), 1e-5)
         oracles.close(finish_delta[row], delta[:, 1], 1e-5)
 
 
-def test_finish_applies_the_delta_of_the_branchs_input_to_its_output() -> None:
-    x, z, base, projection = grouped_inputs()
-    finished = finish(z, base, prepare(x, base, projection)[1])
+@both
+def test_finish_adds_the_branchs_output_under_the_delta_of_its_input(prepare, finish) -> None:
+    given = branch()
+    finished = finish(given.x, given.z, given.base, prepare(*given.arguments())[1])
     for row in range(2):
-        expected = oracles.grouped_convolution(z[row], base[1], naive_delta(x[row], projection)[:, 1])
-        oracles.close(finished[row], expected, 1e-5)
-        projected_again = oracles.grouped_convolution(z[row], base[1], naive_delta(z[row], projection)[:, 1])
-        assert float((finished[row].double() - projected_again).abs().max()) > 0.1
+        delta = given.delta(row)[:, 1]
+        added = oracles.grouped_convolution(given.z[row], given.base[1], delta)
+        oracles.close(finished[row], given.x[row].double() + added, 1e-5)
 
 
-def test_column_zero_has_no_preceding_tap() -> None:
-    x, z, base, projection = grouped_inputs()
-    base[:, 1] = 1e30  # the second tap would show
-    projection.zero_()
-    prepared, finish_delta = prepare(x, base, projection)
-    oracles.close(prepared[:, 0], base[0, 0].double() * x[:, 0].double(), 1e-6)
-    oracles.close(finish(z, base, finish_delta)[:, 0], base[1, 0].double() * z[:, 0].double(), 1e-6)
+@both
+def test_column_zero_has_no_preceding_tap(prepare, finish) -> None:
+    given = branch()
+    given.base[:, 1] = 1e30  # the second tap would show
+    given.projection.zero_()
+    prepared, finish_delta = prepare(*given.arguments())
+    finished = finish(torch.zeros_like(given.z), given.z, given.base, finish_delta)
+    for row in range(2):
+        oracles.close(prepared[row, 0], given.base[0, 0].double() * given.normalised(row)[0], 2e-6)
+        oracles.close(finished[row, 0], given.base[1, 0].double() * given.z[row, 0].double(), 2e-6)
 
 
-def test_a_column_sees_itself_and_the_one_before_it_only() -> None:
-    x, _, base, projection = grouped_inputs()
-    clean = prepare(x, base, projection)[0]
+@both
+def test_a_column_sees_itself_and_the_one_before_it_only(prepare, finish) -> None:
+    given = branch()
+    clean, finish_delta = prepare(*given.arguments())
+    finished = finish(given.x, given.z, given.base, finish_delta)
     for column in range(WIDTH):
-        disturbed = x.clone()
-        disturbed[:, column] += 1.0
-        changed = (prepare(disturbed, base, projection)[0] != clean).any(-1).any(0)
-        assert changed.nonzero().flatten().tolist() == [i for i in (column, column + 1) if i < WIDTH]
+        x, z = given.x.clone(), given.z.clone()
+        x[0, column], z[0, column] = POISON, POISON
+        reached = [i for i in (column, column + 1) if i < WIDTH]
+        for dirty, was in (
+            (prepare(x, *given.arguments()[1:])[0], clean),
+            (finish(given.x, z, given.base, finish_delta), finished),
+        ):
+            assert dirty[0].isnan().all(-1).nonzero().flatten().tolist() == reached
+            kept = [i for i in range(WIDTH) if i not in reached]
+            assert torch.equal(dirty[0, kept], was[0, kept])
+            assert torch.equal(dirty[1], was[1]), "another row"
 
 
-def test_bfloat16_convolution_sums_in_fp32_and_rounds_once() -> None:
-    x, z, base, projection = grouped_inputs(torch.bfloat16)
-    prepared, finish_delta = prepare(x, base, projection)
+@both
+def test_bfloat16_convolution_sums_in_fp32_and_rounds_once_before_the_residual(prepare, finish) -> None:
+    given = branch(torch.bfloat16, width=8, hidden=128)
+    prepared, finish_delta = prepare(*given.arguments())
     assert prepared.dtype == finish_delta.dtype == torch.bfloat16
-    exact = torch.stack([oracles.grouped_convolution(z[b], base[1], finish_delta[b]) for b in range(2)])
-    oracles.rounds_like(finish(z, base, finish_delta), exact)
+    branches = torch.stack([oracles.grouped_convolution(given.z[b], given.base[1], finish_delta[b]) for b in range(2)])
+    exact = given.x.double() + branches.float().bfloat16().double()
+    oracles.rounds_like(finish(given.x, given.z, given.base, finish_delta), exact)
+    with pytest.raises(AssertionError):
+        oracles.rounds_like(finish(given.x, given.z, given.base, finish_delta), given.x.double() + branches)
     for row in range(2):
-        oracles.close(finish_delta[row], naive_delta(x[row], projection)[:, 1], 2.0**-7)
-        delta = naive_delta(x[row], projection)[:, 0]
-        oracles.close(prepared[row], oracles.grouped_convolution(x[row], base[0], delta), 2.0**-5)
+        delta = given.delta(row)
+        oracles.close(finish_delta[row], delta[:, 1], 2.0**-6)
+        oracles.close(
+            prepared[row], oracles.grouped_convolution(given.normalised(row), given.base[0], delta[:, 0]), 0.04
+        )
+
+
+def test_the_projection_is_the_same_however_its_channels_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for all of H, or many: 11 steps over 1, 4 and 11 shares."""
+    given = branch(hidden=352)
+    expected = prepare_as_told(*given.arguments())
+    for programs in (2, 8, 22):
+        monkeypatch.setattr(grouped_convolution, "_PROGRAMS", programs)
+        for actual, reference in zip(prepare_on_device(*given.arguments()), expected, strict=True):
+            oracles.close(actual, reference, 1e-5)
+
+
+def test_a_row_of_zeros_gives_zeros() -> None:
+    given = branch()
+    given.x[0] = 0.0
+    prepared, finish_delta = prepare_on_device(*given.arguments())
+    assert not bool(prepared[0].any()) and not bool(finish_delta[0].any())
+    assert bool(prepared[1].any())
+
+
+def test_the_convolution_kernels_refuse_what_does_not_fit() -> None:
+    given = branch()
+    delta = torch.zeros(2, WIDTH, 2, 4)
+    with pytest.raises(ValueError, match=r"projection: 18 rows, must be 2 \* 2 taps"):
+        prepare_on_device(given.x, given.norm, given.base, torch.zeros(18, HIDDEN))
+    with pytest.raises(ValueError, match=r"norm: torch.bfloat16, must be torch.float32"):
+        prepare_on_device(given.x, given.norm.bfloat16(), given.base, given.projection)
+    with pytest.raises(ValueError, match="residual: shape"):
+        finish_on_device(given.x[:1], given.z, given.base, delta)
+    with pytest.raises(ValueError, match="finish_delta: 3 groups, must divide the 64 channels"):
+        finish_on_device(given.x, given.z, given.base, delta[..., :3])

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.norms import gated_rms_norm, offset_rms_norm, plain_rms_norm
+from kernels.norms import (
+    add_plain_rms_norm,
+    add_plain_rms_norm_triton,
+    gated_rms_norm,
+    offset_rms_norm,
+    plain_rms_norm,
+    plain_rms_norm_triton,
+)
 from tests.kernels import oracles
+from tests.kernels.devices import DEVICE
 
 EPS = 1e-6
 
@@ -64,3 +72,49 @@ def test_gated_multiplies_the_rounded_plain_norm_by_an_fp32_gate_and_rounds_once
     oracles.rounds_like(got, inner * silu(gate))
     with pytest.raises(AssertionError):
         oracles.rounds_like(got, inner * silu(gate).float().bfloat16().double())
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+@pytest.mark.parametrize("width", [16, 80, 96])
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e15])
+def test_the_kernel_is_the_formula_at_any_width_and_size(width: int, scale: float) -> None:
+    x, _, weight = inputs(torch.float32)
+    x, weight = x[:, :4, :width] * scale, weight[:width]
+    got = plain_rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS).cpu()
+    oracles.close(got, weight.double() * oracles.rms(x, EPS), 1e-6)
+
+
+def test_the_kernel_rounds_where_the_reference_does() -> None:
+    x, _, weight = inputs(torch.bfloat16)
+    x = x[:, :8]
+    got = plain_rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS).cpu()
+    oracles.rounds_like(got, weight.double() * oracles.rms(x, EPS).float().bfloat16().double())
+    oracles.rounds_like(got, plain_rms_norm(x, weight, EPS).double(), share=0.001)
+
+
+def test_a_bfloat16_gain_over_fp32_values_stays_fp32() -> None:
+    x, _, weight = inputs(torch.float32)
+    got = plain_rms_norm_triton(x[:, :2].to(DEVICE), weight.bfloat16().to(DEVICE), EPS).cpu()
+    assert got.dtype == torch.float32
+    oracles.close(got, plain_rms_norm(x[:, :2], weight.bfloat16(), EPS), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_after_an_addition_sees_the_rounded_sum(dtype: torch.dtype) -> None:
+    x, y, weight = (t[:, :4] if t.dim() > 1 else t for t in inputs(dtype))
+    total, normed = (t.cpu() for t in add_plain_rms_norm_triton(x.to(DEVICE), y.to(DEVICE), weight.to(DEVICE), EPS))
+    assert torch.equal(total, x + y)
+    oracles.rounds_like(normed.bfloat16(), plain_rms_norm(x + y, weight, EPS).double(), share=0.001)
+    expected = add_plain_rms_norm(x, y, weight, EPS)
+    assert torch.equal(expected[0], total)
+    assert torch.equal(expected[1], plain_rms_norm(x + y, weight, EPS))
+
+
+def test_the_kernel_refuses_a_gain_of_another_width() -> None:
+    x, y, weight = inputs(torch.float32)
+    with pytest.raises(ValueError, match=r"weight: shape \(80,\), must be \(96,\)"):
+        plain_rms_norm_triton(x, weight[:80], EPS)
+    with pytest.raises(ValueError, match=r"y: torch.bfloat16, must be torch.float32"):
+        add_plain_rms_norm_triton(x, y.bfloat16(), weight, EPS)

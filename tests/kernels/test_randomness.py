@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels import randomness
-from kernels.randomness import ACCEPT, CORRECTION, PROPOSAL, TARGET, exponential, philox, race, signed_seed, uniform
+from kernels.randomness import (
+    ACCEPT,
+    CORRECTION,
+    PROPOSAL,
+    TARGET,
+    exponential,
+    exponential_at,
+    philox,
+    race,
+    signed_seed,
+    uniform,
+    uniform_at,
+)
 from tests.kernels import oracles
+from tests.kernels.devices import DEVICE
 
 # Random123's known answers for philox4x32-10: counter, key, output.
 KNOWN_ANSWERS = [
@@ -168,3 +183,47 @@ def test_zero_weights_never_win_a_race_of_tiny_weights() -> None:
     zeros = torch.zeros(1000, dtype=torch.int64)
     winners = race(torch.tensor([0.0, 1e-40, 0.0]).expand(1000, -1), torch.arange(1000), zeros, TARGET, zeros)
     assert set(winners.tolist()) == {1}
+
+
+# ------------------------------------------------------------------------------------------------ inside kernels
+
+
+@triton.jit
+def draw_inside_a_kernel(seed_ptr, position_ptr, sub_ptr, token_ptr, u_ptr, e_ptr, PURPOSE: tl.constexpr):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    seed, position, sub = tl.load(seed_ptr + i), tl.load(position_ptr + i), tl.load(sub_ptr + i)
+    tl.store(u_ptr + i, uniform_at(seed, position, PURPOSE, sub))
+    tl.store(e_ptr + i, exponential_at(seed, position, PURPOSE, sub, tl.load(token_ptr + i)))
+
+
+@pytest.mark.parametrize("purpose", [PROPOSAL, ACCEPT, TARGET, CORRECTION])
+def test_a_kernel_draws_the_numbers_of_the_torch_functions(purpose: int) -> None:
+    generator = torch.Generator().manual_seed(purpose)
+
+    def keys(extremes: list[int], bound: int) -> torch.Tensor:
+        drawn = torch.randint(0, bound, (256 - len(extremes),), generator=generator)
+        return torch.cat((torch.tensor(extremes), drawn))[torch.randperm(256, generator=generator)].to(DEVICE)
+
+    seeds = keys([signed_seed(s) for s in (0, 1, 2**32, 2**63, 2**64 - 1, 2**63 - 1, -(2**40))], 2**62)
+    positions = keys([0, 1, 2**31, 2**32 - 1], 2**20)
+    sub = keys([0, 1, 2**32 - 1], 64)
+    tokens = keys([0, 1, 2, 3, 4, 2**18, 2**32 - 1], 2**18)
+    u, noise = torch.full((2, 256), torch.nan, device=DEVICE)
+    draw_inside_a_kernel[(4,)](seeds, positions, sub, tokens, u, noise, PURPOSE=purpose)  # pyright: ignore
+    assert torch.equal(u, uniform(seeds, positions, purpose, sub))
+    torch.testing.assert_close(noise, exponential(seeds, positions, purpose, sub, tokens), rtol=1e-6, atol=0.0)
+
+
+@triton.jit
+def noise_of_words(word_ptr, out_ptr):
+    i = tl.arange(0, 64)
+    tl.store(out_ptr + i, randomness.noise_of(tl.load(word_ptr + i).to(tl.uint32)))
+
+
+def test_the_noise_of_every_size_of_word_is_exact_to_a_few_units() -> None:
+    """Where 1 - u rounds away most of a small u, and at both ends."""
+    words = torch.tensor([0, 1, 255, *(1 << s for s in range(32)), *((1 << 32) - (1 << s) for s in range(29))])
+    out = torch.full((64,), torch.nan, device=DEVICE)
+    noise_of_words[(1,)](words.to(DEVICE), out)
+    u = ((words.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
+    torch.testing.assert_close(out.cpu(), (-torch.log1p(-u.double())).float(), rtol=1e-6, atol=0.0)
