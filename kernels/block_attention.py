@@ -8,7 +8,7 @@ Row b has context [0, F) with F = frontier[b], and W block columns at positions 
 Inactive columns are never keys and give exact zeros. A ring of S slots holds one row at distance S from the anchor;
 the strict inequality keeps it out.
 
-The kernel splits a row's context evenly over programs, by the frontier on the device; one more program takes the
+The kernel splits a row's context evenly over programs, by the frontier on the device; the first of them also takes the
 block. Each leaves an unnormalised sum with its largest score, and a second launch adds these up.
 Scores and sums are FP32. Softmax weights are at most 1 and are rounded to the dtype of the values that they multiply:
 FP16 for cached values (2^-11), BF16 for the block's (2^-9, the output's own step), FP32 for FP32 queries.
@@ -139,13 +139,13 @@ class Tiling:
     def of(cls, batch: int, kv_heads: int, rows: int, head_dim: int, itemsize: int, longest: int) -> Tiling:
         """For `rows` query rows a kv head and at most `longest` context keys of `head_dim` elements.
 
-        A tile holds 16 KB of keys. Programs fill an H200 four times over (512), as long as a share keeps 128 keys:
-        below that, adding up the parts costs what reading the keys does.
+        A tile holds 16 KB of keys. Two programs fit on a multiprocessor of an H200, and 256 are nearly one for each
+        place, as long as a share keeps 64 keys.
         """
         block_rows = min(64, max(16, triton.next_power_of_2(rows)))
         keys = min(64, max(16, 16384 // (head_dim * itemsize)))
         programs = batch * kv_heads * triton.cdiv(rows, block_rows)
-        splits = max(1, min(triton.cdiv(512, programs), triton.cdiv(longest, 128), 32))
+        splits = max(1, min(256 // programs, triton.cdiv(longest, 64), 32))
         return cls(block_rows, keys, splits, warps=4 if block_rows * head_dim <= 8192 else 8, stages=3)
 
 
@@ -169,7 +169,7 @@ def block_attention_triton(
     if tiling is None:
         longest = min(places * tokens, context.window)
         tiling = Tiling.of(batch, kv_heads, rows, head_dim, q.element_size(), longest)
-    parts = tiling.splits + 1
+    parts = tiling.splits
     best, total = torch.empty((2, batch, kv_heads, rows, parts), dtype=torch.float32, device=q.device)
     mixed = torch.empty((batch, kv_heads, rows, parts, head_dim), dtype=torch.float32, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -195,13 +195,14 @@ def block_attention_triton(
         WINDOW=context.window,
         PLANE_TOKENS=tokens,
         CAUSAL=causal,
-        SPLITS=tiling.splits,
+        PARTS=parts,
         TILES=tiles,
         ROWS=tiling.rows,
         KEYS=tiling.keys,
         COLUMNS=max(16, triton.next_power_of_2(width)),
+        ONE_PLACE=places == 1,
+        STAGES=tiling.stages,
         num_warps=tiling.warps,
-        num_stages=tiling.stages,
     )
     combine_parts[(rows, kv_heads, batch)](
         best,

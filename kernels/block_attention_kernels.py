@@ -1,9 +1,9 @@
 """The two launches of block attention: a share of the context each, then the sum of the shares.
 
-A part is one program's share of a row's keys: parts 0 .. SPLITS - 1 divide the committed context evenly, by the
-frontier on the device, and part SPLITS is the block itself. A query row is a (column, head of the group) of one kv
-head. Each part leaves, for its query rows, the largest score (base 2), the sum of weights and the sum of weighted
-values. Query rows of inactive columns are computed as they come, and the second launch leaves zeros instead.
+A part is one program's share of a row's keys: the PARTS divide the committed context evenly, by the frontier on the
+device, and part 0 takes the block itself too. A query row is a (column, head of the group) of one kv head. Each part
+leaves, for its query rows, the largest score (base 2), the sum of weights and the sum of weighted values. Query rows of
+inactive columns are computed as they come, and the second launch leaves zeros instead.
 
 Source: Dao et al. 2023, "Flash-Decoding" (splitting the keys of few queries); rounding as `kernels/block_attention.py`
 says.
@@ -67,31 +67,34 @@ def partial_attention(
     WINDOW: tl.constexpr,
     PLANE_TOKENS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ONE_PLACE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Program (kv head and tile of query rows, part, b)."""
     kv_head, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     part, batch = tl.program_id(1), tl.program_id(2)
+    places = places_ptr + batch * place_count
     live = tl.load(valid_ptr + batch).to(tl.int32)
+    end = tl.load(frontier_ptr + batch).to(tl.int32)
+    place = tl.load(places, mask=place_count > 0, other=0)
     if live == 0:
         return
-    end = tl.load(frontier_ptr + batch).to(tl.int32)
     first = tl.maximum(end - WINDOW + 1, 0)
-    share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
+    share = tl.cdiv(tl.cdiv(end - first, PARTS), KEYS) * KEYS
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
 
     row = tile * ROWS + tl.arange(0, ROWS)
     column = row // GROUP
-    parts: tl.constexpr = SPLITS + 1
     kv_heads = tl.num_programs(0) // TILES
-    slot_of_row = ((batch * kv_heads + kv_head) * (WIDTH * GROUP) + row) * parts + part
+    slot_of_row = ((batch * kv_heads + kv_head) * (WIDTH * GROUP) + row) * PARTS + part
     real = row < WIDTH * GROUP
-    if (part < SPLITS) & (begin >= end):
+    if (part > 0) & (begin >= end):
         tl.store(best_ptr + slot_of_row, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
         return
 
@@ -103,7 +106,7 @@ def partial_attention(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
 
-    if part == SPLITS:
+    if part == 0:
         key = tl.arange(0, COLUMNS)
         at_k = k_ptr + batch.to(tl.int64) * k_row + kv_head * k_head + key * k_column
         at_v = v_ptr + batch.to(tl.int64) * v_row + kv_head * v_head + key * v_column
@@ -114,13 +117,12 @@ def partial_attention(
         if CAUSAL:
             visible = visible & (distance <= 0)
         best, total, mixed = _take_tile(q, k, v, visible, scale, best, total, mixed)
-        stop = begin  # the block's program has no share of the context
 
-    # Of pages, a tile lies in one: it begins at a multiple of KEYS, which divides a page. The next tile's place is read
-    # a tile ahead, or each tile would wait for it before its keys can be asked for.
-    places = places_ptr + batch * place_count
-    place = tl.load(places + begin // PLANE_TOKENS % place_count)
-    for start in range(begin, stop, KEYS):
+    # Of pages, a tile lies in one: it begins at a multiple of KEYS, which divides a page. A ring is one plane, so that
+    # the loop has nothing to look up and all its loads can be under way at once.
+    for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
+        if not ONE_PLACE:
+            place = tl.load(places + start // PLANE_TOKENS)
         key = start + tl.arange(0, KEYS)
         populated = key < stop
         token = key % PLANE_TOKENS
@@ -132,7 +134,6 @@ def partial_attention(
             v = v.to(tl.float32)
         visible = populated[None, :] & (end + column[:, None] - key[None, :] < WINDOW)
         best, total, mixed = _take_tile(q, k, v, visible, scale, best, total, mixed)
-        place = tl.load(places + (start + KEYS) // PLANE_TOKENS % place_count)
 
     tl.store(best_ptr + slot_of_row, best, mask=real)
     tl.store(total_ptr + slot_of_row, total, mask=real)

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.head import head_scores
 from kernels.launch_checks import require_contiguous, require_head_dim
+from kernels.linear import linear
 from kernels.norms import plain_rms_norm
 from kernels.paged_attention import write_pages
 from kernels.ring import write_ring
@@ -65,7 +65,7 @@ class ContextStores:
 
 def context_features(features: torch.Tensor, feature_weight: torch.Tensor, norm: torch.Tensor, eps: float):
     """`features` [B, T, n H] (taps concatenated in recorded order), `feature_weight` [H, n H] -> c [B, T, H]."""
-    return plain_rms_norm(F.linear(features, feature_weight), norm, eps)
+    return plain_rms_norm(linear(features, feature_weight), norm, eps)
 
 
 def context_keys_values(
@@ -227,7 +227,7 @@ def store_context_kv_triton(
     page_keys = stores.ring_keys if stores.page_keys is None else stores.page_keys
     page_values = stores.ring_values if stores.page_values is None else stores.page_values
     _store_layers[(batch * columns * layers,)](
-        head_scores(c, weight),
+        linear(c, weight, torch.float32),
         key_norms,
         frequencies,
         start,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require_contiguous
+from kernels.linear import linear
 
 BLOCK = 1024
 
@@ -58,4 +59,4 @@ def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
 
 def gated_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """`x` [..., H], `gate_up` [2 I, H] (gate rows first), `down` [H, I] -> [..., H]."""
-    return F.linear(silu_product(F.linear(x, gate_up)), down)
+    return linear(silu_product(linear(x, gate_up)), down)

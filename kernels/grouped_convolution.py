@@ -39,6 +39,7 @@ _PROGRAMS = 160
 _TILE_OUTPUTS = 64
 _CHANNELS = 512
 _FINISH_BLOCK = 1024
+_STAGES = 5
 
 
 def _convolve(x: torch.Tensor, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
@@ -82,30 +83,33 @@ def _projection_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_OUTPUTS: tl.constexpr,
     STEP: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Of one share of H: part[split, row, output] = round(norm x) . projection, square[split, row] = sum of x^2."""
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     output = tile * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
-    total = tl.zeros((TILE_ROWS, TILE_OUTPUTS), tl.float32)
+    # the weight is the wide operand of the matrix units, the few rows are the narrow one
+    total = tl.zeros((TILE_OUTPUTS, TILE_ROWS), tl.float32)
     square = tl.zeros((TILE_ROWS,), tl.float32)
-    for step in range(STEPS):
-        h = (split * STEPS + step) * STEP + tl.arange(0, STEP)
+    first = split * STEPS * STEP
+    for start in tl.range(first, first + STEPS * STEP, STEP, num_stages=STAGES):
+        h = start + tl.arange(0, STEP)
         inside = h < H
         weight = tl.load(
-            projection_ptr + output[None, :] * H + h[:, None],
-            mask=(output[None, :] < OUTPUTS) & inside[:, None],
+            projection_ptr + output[:, None] * H + h[None, :],
+            mask=(output[:, None] < OUTPUTS) & inside[None, :],
             other=0.0,
         )
-        x = tl.load(x_ptr + row[:, None] * H + h[None, :], mask=(row[:, None] < rows) & inside[None, :], other=0.0)
+        x = tl.load(x_ptr + row[None, :] * H + h[:, None], mask=(row[None, :] < rows) & inside[:, None], other=0.0)
         norm = tl.load(norm_ptr + h, mask=inside, other=0.0).to(tl.float32)
         x32 = x.to(tl.float32)
-        square += tl.sum(x32 * x32, 1)
-        total = tl.dot((x32 * norm[None, :]).to(x.dtype), weight, total, input_precision="ieee")
+        square += tl.sum(x32 * x32, 0)
+        total = tl.dot(weight, (x32 * norm[:, None]).to(x.dtype), total, input_precision="ieee")
     at = (split * rows + row).to(tl.int64)
     live = row < rows
     tl.store(
-        part_ptr + at[:, None] * OUTPUTS + output[None, :], total, mask=live[:, None] & (output[None, :] < OUTPUTS)
+        part_ptr + at[None, :] * OUTPUTS + output[:, None], total, mask=live[None, :] & (output[:, None] < OUTPUTS)
     )
     tl.store(square_ptr + at, square, mask=live & (tile == 0))
 
@@ -207,7 +211,7 @@ class _Tiling:
     @classmethod
     def of(cls, rows: int, outputs: int, hidden: int, dtype: torch.dtype) -> _Tiling:
         tile_rows = min(max(triton.next_power_of_2(rows), 16), 64)
-        step = 128 if dtype == torch.bfloat16 else 32
+        step = 64 if dtype == torch.bfloat16 else 32
         tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, _TILE_OUTPUTS)
         total = triton.cdiv(hidden, step)
         steps = triton.cdiv(total, max(_PROGRAMS // tiles, 1))
@@ -247,8 +251,8 @@ def prepare_triton(
         TILE_ROWS=tiling.rows,
         TILE_OUTPUTS=_TILE_OUTPUTS,
         STEP=tiling.step,
+        STAGES=_STAGES,
         num_warps=4,
-        num_stages=3,
     )
     group_block = triton.next_power_of_2(group)
     per_program = max(_CHANNELS // group_block, 1)

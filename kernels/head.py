@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import torch
 
+from kernels.linear import linear, streams
 
-def head_scores(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`hidden` [..., H], `weight` [N, H] of one dtype -> FP32 [..., N]."""
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    if rows.is_cuda and rows.dtype != torch.float32:
-        scores = torch.mm(rows, weight.T, out_dtype=torch.float32)
-    else:
-        scores = rows.float() @ weight.float().T
-    return scores.view(*hidden.shape[:-1], -1)
+ALIGNED = 8
+"""The library's products are several times slower where the number of rows of the weight is no multiple of this."""
+
+
+def head_scores(hidden: torch.Tensor, weight: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+    """`hidden` [..., H], `weight` [N, H] of one dtype -> FP32 [..., rows], of the first `rows` rows (None: all N).
+
+    On a card the scores may be a view of those of more rows: their last axis has no gaps, the others may.
+    """
+    rows = weight.shape[0] if rows is None else rows
+    count = hidden.numel() // max(hidden.shape[-1], 1)
+    whole = weight.shape[0] % ALIGNED == 0 and rows % ALIGNED != 0
+    if hidden.is_cuda and whole and not streams(count, rows, weight.shape[1], hidden.dtype):
+        return linear(hidden, weight, torch.float32)[..., :rows]
+    return linear(hidden, weight[:rows], torch.float32)

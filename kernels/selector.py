@@ -7,8 +7,8 @@
     reproducible rows draw j_i by the race over q_i with the `target` noise under F + i: the same that decides over p_i,
     so that a draft is right wherever q and p agree, and nothing but p decides what is generated
 
-On a card one program walks a request, all columns in one launch. The codebook rows of a column's candidates and of all
-that may precede them do not depend on what is picked, so they are read one column ahead.
+On a card what would be picked after each candidate of the column before is found for all of them at once, since a draw
+depends on its column and its law alone; then one program a request follows the picks.
 
 It is a walk that conditions on the token actually picked, not a search for the best path. q is FP32 and is exactly the
 distribution that acceptance needs. No other sampling control applies.
@@ -80,12 +80,6 @@ def draw_rank(law: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _codebook_rows(codebook_ptr, token, r, rank, R: tl.constexpr):
-    """Rows of the `token`s [N] over dimensions `r` [R]: [N, R] in the codebook's dtype, zeros from `rank` on."""
-    return tl.load(codebook_ptr + token[:, None] * rank + r[None, :], mask=r[None, :] < rank, other=0.0)
-
-
-@triton.jit
 def _drawn_rank(law, u, c, C: tl.constexpr):
     """`draw_rank` of one law [C]. Only a possible rank can be the first above: a sum taken in another order may grow
     where nothing was added."""
@@ -96,13 +90,13 @@ def _drawn_rank(law, u, c, C: tl.constexpr):
 
 
 @triton.jit
-def _lowest(values, c, C: tl.constexpr):
+def _lowest_rank(values, c, C: tl.constexpr):
     """The lowest rank of the least of `values` [C]."""
     return tl.min(tl.where(values == tl.min(values, 0), c, C - 1), 0)
 
 
 @triton.jit
-def _select_path_kernel(
+def _pick_kernel(
     candidates_ptr,
     unary_ptr,
     hidden_ptr,
@@ -114,10 +108,9 @@ def _select_path_kernel(
     seeds_ptr,
     sub_ptr,
     reproducible_ptr,
-    drafts_ptr,
-    law_ptr,
+    laws_ptr,
+    picks_ptr,
     rank,
-    COLUMNS: tl.constexpr,
     CHOICES: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
@@ -125,54 +118,72 @@ def _select_path_kernel(
     PROPOSAL: tl.constexpr,
     TARGET: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    """Program (p, column i, b): what is picked, and from which law, if the path comes from candidate p of column i - 1.
+    Column 0 comes from the anchor, whatever p."""
+    came_from, i, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if (i == 0) & (came_from > 0):
+        return
+    at = row * tl.num_programs(1) + i
     c, r = tl.arange(0, C), tl.arange(0, R)
-    real = c < CHOICES
-    candidates_ptr += row * COLUMNS * CHOICES
-    unary_ptr += row * COLUMNS * CHOICES
-    law_ptr += row * COLUMNS * CHOICES
-    hidden_ptr += row * COLUMNS * rank
-    frontier, seed, sub = tl.load(frontier_ptr + row), tl.load(seeds_ptr + row), tl.load(sub_ptr + row)
+    real, inside = c < CHOICES, r < rank
+    tokens = tl.load(candidates_ptr + at * CHOICES + c, mask=real, other=0)
+    anchor = tl.load(anchors_ptr + row)
+    previous = tl.load(candidates_ptr + (at - 1) * CHOICES + came_from, mask=i > 0, other=0)
+    previous = tl.where(i > 0, previous, anchor)
+    unary = tl.load(unary_ptr + at * CHOICES + c, mask=real, other=-float("inf"))
+    hidden = tl.load(hidden_ptr + at * rank + r, mask=inside, other=0.0).to(tl.float32)
+    after = tl.load(successor_ptr + tokens[:, None] * rank + r[None, :], mask=inside[None, :], other=0.0)
+    query = tl.load(predecessor_ptr + previous * rank + r, mask=inside, other=0.0).to(tl.float32) * hidden
+    edges = unary + tl.sum(after.to(tl.float32) * query[None, :], 1)
+
     temperature = tl.load(temperature_ptr + row)
     greedy = temperature <= 0
-    divisor = tl.where(greedy, 1.0, temperature)
+    # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
+    scaled = tl.div_rn(edges - tl.max(edges, 0), tl.where(greedy, 1.0, temperature) + edges * 0.0)
+    mass = tl.where(real & (edges > -float("inf")), tl.exp(scaled), 0.0)
+    best = _lowest_rank(-edges, c, C)
+    law = tl.where(greedy, (c == best).to(tl.float32), mass / tl.sum(mass, 0))
+    seed, sub, position = tl.load(seeds_ptr + row), tl.load(sub_ptr + row), tl.load(frontier_ptr + row) + i
+    pick = _drawn_rank(law, uniform_at(seed, position, PROPOSAL, sub), c, C)
+    if RACES:
+        shape = tokens * 0
+        noise = exponential_at(shape + seed, shape + position, TARGET, shape + sub, tokens)
+        time = tl.where(law > 0, noise / tl.where(law > 0, law, 1.0), float("inf"))
+        pick = tl.where(tl.load(reproducible_ptr + row) != 0, _lowest_rank(time, c, C), pick)
+    tl.store(picks_ptr + at * CHOICES + came_from, pick)
+    tl.store(laws_ptr + (at * CHOICES + came_from) * CHOICES + c, law, mask=real)
 
-    tokens = tl.load(candidates_ptr + c, mask=real, other=0)
-    following = tl.load(candidates_ptr + CHOICES + c, mask=real & (COLUMNS > 1), other=0)
-    before = _codebook_rows(predecessor_ptr, tl.load(anchors_ptr + row + c * 0), r, rank, R)
-    after = _codebook_rows(successor_ptr, tokens, r, rank, R)
+
+@triton.jit
+def _walk_kernel(
+    candidates_ptr,
+    laws_ptr,
+    picks_ptr,
+    drafts_ptr,
+    law_ptr,
+    COLUMNS: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+    CHOICES: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Program b: follows the picks through the columns, then takes the tokens and laws along the path."""
+    row = tl.program_id(0).to(tl.int64)
+    column, c = tl.arange(0, COLUMN_BLOCK), tl.arange(0, C)
+    exists = column < COLUMNS
+    at = row * COLUMNS + column
+    chosen = exists[:, None] & (c[None, :] < CHOICES)
+    picks = tl.load(picks_ptr + at[:, None] * CHOICES + c[None, :], mask=chosen, other=0)
+    previous = column * 0
+    ranks = column * 0
     picked = tl.zeros((), tl.int32)
     for i in tl.static_range(COLUMNS):
-        unary = tl.load(unary_ptr + i * CHOICES + c, mask=real, other=-float("inf"))
-        hidden = tl.load(hidden_ptr + i * rank + r, mask=r < rank, other=0.0).to(tl.float32)
-        if i + 1 < COLUMNS:
-            next_before = _codebook_rows(predecessor_ptr, tokens, r, rank, R)
-            next_after = _codebook_rows(successor_ptr, following, r, rank, R)
-        if i + 2 < COLUMNS:
-            further = tl.load(candidates_ptr + (i + 2) * CHOICES + c, mask=real, other=0)
-
-        previous = tl.sum(tl.where(c[:, None] == picked, before.to(tl.float32), 0.0), 0)
-        query = previous * hidden
-        edges = unary + tl.sum(after.to(tl.float32) * query[None, :], 1)
-        edges = tl.where(real, edges, -float("inf"))
-        best = tl.max(edges, 0)
-        # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
-        mass = tl.where(real, tl.exp(tl.div_rn(edges - best, divisor)), 0.0)
-        top = _lowest(-edges, c, C)
-        law = tl.where(greedy, (c == top).to(tl.float32), mass / tl.sum(mass, 0))
-        picked = _drawn_rank(law, uniform_at(seed, frontier + i, PROPOSAL, sub), c, C)
-        if RACES:
-            shape = tokens * 0
-            noise = exponential_at(shape + seed, shape + (frontier + i), TARGET, shape + sub, tokens)
-            time = tl.where(law > 0, noise / tl.where(law > 0, law, 1.0), float("inf"))
-            picked = tl.where(tl.load(reproducible_ptr + row) != 0, _lowest(time, c, C), picked)
-        tl.store(drafts_ptr + row * COLUMNS + i, tl.sum(tl.where(c == picked, tokens, 0), 0))
-        tl.store(law_ptr + i * CHOICES + c, law, mask=real)
-
-        if i + 1 < COLUMNS:
-            before, after, tokens = next_before, next_after, following
-        if i + 2 < COLUMNS:
-            following = further
+        previous = tl.where(column == i, picked, previous)
+        picked = tl.sum(tl.sum(tl.where((column[:, None] == i) & (c[None, :] == picked), picks, 0), 1), 0)
+        ranks = tl.where(column == i, picked, ranks)
+    tokens = tl.load(candidates_ptr + at * CHOICES + ranks, mask=exists, other=0)
+    tl.store(drafts_ptr + at, tokens, mask=exists)
+    laws = tl.load(laws_ptr + (at * CHOICES + previous)[:, None] * CHOICES + c[None, :], mask=chosen, other=0.0)
+    tl.store(law_ptr + at[:, None] * CHOICES + c[None, :], laws, mask=chosen)
 
 
 def select_path_triton(
@@ -202,31 +213,46 @@ def select_path_triton(
         require("reproducible", reproducible, (batch,), torch.bool)
     drafts = torch.empty(batch, columns, dtype=torch.int64, device=candidates.device)
     law = torch.empty(batch, columns, choices, dtype=torch.float32, device=candidates.device)
-    if drafts.numel():
-        _select_path_kernel[(batch,)](
-            candidates,
-            unary,
-            hidden,
-            predecessor,
-            successor,
-            anchors,
-            frontier,
-            temperature,
-            seeds,
-            sub,
-            temperature if reproducible is None else reproducible,
-            drafts,
-            law,
-            rank,
-            COLUMNS=columns,
-            CHOICES=choices,
-            C=triton.next_power_of_2(max(choices, 16)),
-            R=triton.next_power_of_2(max(rank, 16)),
-            RACES=reproducible is not None,
-            PROPOSAL=PROPOSAL,
-            TARGET=TARGET,
-            num_warps=4,
-        )
+    if not drafts.numel():
+        return drafts, law
+    padded = triton.next_power_of_2(max(choices, 16))
+    laws = torch.empty(batch, columns, choices, choices, dtype=torch.float32, device=candidates.device)
+    picks = torch.empty(batch, columns, choices, dtype=torch.int32, device=candidates.device)
+    _pick_kernel[(choices, columns, batch)](
+        candidates,
+        unary,
+        hidden,
+        predecessor,
+        successor,
+        anchors,
+        frontier,
+        temperature,
+        seeds,
+        sub,
+        temperature if reproducible is None else reproducible,
+        laws,
+        picks,
+        rank,
+        CHOICES=choices,
+        C=padded,
+        R=triton.next_power_of_2(max(rank, 16)),
+        RACES=reproducible is not None,
+        PROPOSAL=PROPOSAL,
+        TARGET=TARGET,
+        num_warps=4,
+    )
+    _walk_kernel[(batch,)](
+        candidates,
+        laws,
+        picks,
+        drafts,
+        law,
+        COLUMNS=columns,
+        COLUMN_BLOCK=triton.next_power_of_2(columns),
+        CHOICES=choices,
+        C=padded,
+        num_warps=1,
+    )
     return drafts, law
 
 

@@ -25,13 +25,12 @@ import torch.nn.functional as F
 from kernels import grouped_convolution
 from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
-from kernels.context_kv import context_features, context_keys_values
+from kernels.context_kv import ContextStores, context_features, store_context_kv
 from kernels.gated_mlp import gated_mlp
 from kernels.head_norm_rotary import head_norm_rotary
-from kernels.norms import plain_rms_norm
+from kernels.linear import linear
+from kernels.norms import add_plain_rms_norm, plain_rms_norm
 from kernels.ordering import argmax_rows
-from kernels.paged_attention import write_pages
-from kernels.ring import write_ring
 from kernels.selector import select_path
 from kernels.shortlist import shortlist
 from model.config import DraftConfig
@@ -50,15 +49,6 @@ class DraftContext:
     ring_values: torch.Tensor
     page_keys: torch.Tensor | None
     page_values: torch.Tensor | None
-
-    def rings(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one local layer: [slots, S, Hkv, D] each."""
-        return self.ring_keys[:, layer], self.ring_values[:, layer]
-
-    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one full layer: [pages, 64, Hkv, D] each."""
-        assert self.page_keys is not None and self.page_values is not None
-        return self.page_keys[:, layer], self.page_values[:, layer]
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,17 @@ class DraftLayer:
     down: torch.Tensor
     attention_conv: Convolution | None
     mlp_conv: Convolution | None
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What an attention or MLP branch begins with: the residual, its normalised (DFlash2: prepared) input, both [B, W,
+    H], and what DFlash2's convolution needs at its end."""
+
+    residual: torch.Tensor
+    input: torch.Tensor
+    convolution: Convolution | None
+    finish_delta: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,11 @@ class Drafter:
         self.embedding = embedding
         self.head = head
         self.rotary = Rotary.of(config.rotary, feature.device)
+        self.local = tuple(kind == "sliding_attention" for kind in config.layer_types)
+        kv_rows = 2 * config.num_kv_heads * config.head_dim
+        # A copy of all layers' K and V rows: as one matrix they are read at full speed.
+        self._context_weight = torch.cat([layer.qkv[-kv_rows:] for layer in layers])
+        self._context_key_norms = torch.stack([layer.k_norm for layer in layers])
 
     @classmethod
     def load(
@@ -189,6 +195,12 @@ class Drafter:
 
     # -------------------------------------------------------------------------------------------- context
 
+    def first_kept(self, columns: int) -> int:
+        """Of so many new columns of a row, the first that the context keeps: rings hold the last S."""
+        if not all(self.local) or self.config.window is None:
+            return 0
+        return max(0, columns - self.config.window)
+
     def append_context(
         self,
         features: torch.Tensor,
@@ -199,18 +211,28 @@ class Drafter:
     ) -> None:
         """Projects the first counts[b] of `features` [B, T, n H], at start[b] + i, into each layer's context."""
         config = self.config
-        c = context_features(features, self.feature, self.context_norm, config.rms_norm_eps)
-        positions = start[:, None] + torch.arange(features.shape[1], device=features.device)
-        cos, sin = self.rotary.tables(positions)
-        for layer, (local, index) in zip(self.layers, self._stores(), strict=True):
-            _, key_weight, value_weight = layer.qkv.split([heads * config.head_dim for heads in self._heads])
-            k, v = context_keys_values(c, key_weight, value_weight, layer.k_norm, config.rms_norm_eps, cos, sin)
-            keys, values = context.rings(index) if local else context.pages(index)
-            for store, entries in ((keys, k), (values, v)):
-                if local:
-                    write_ring(store, entries, rows.slots, start, counts)
-                else:
-                    write_pages(store, entries, rows.page_table, start, counts)
+        store_context_kv(
+            context_features(features, self.feature, self.context_norm, config.rms_norm_eps),
+            self._context_weight,
+            self._context_key_norms,
+            config.rms_norm_eps,
+            self.rotary.frequencies,
+            self.rotary.factor,
+            start,
+            counts,
+            self._stores(rows, context),
+        )
+
+    def _stores(self, rows: DraftRows, context: DraftContext) -> ContextStores:
+        return ContextStores(
+            self.local,
+            rows.slots,
+            rows.page_table,
+            context.ring_keys,
+            context.ring_values,
+            context.page_keys,
+            context.page_values,
+        )
 
     # -------------------------------------------------------------------------------------------- proposal
 
@@ -226,18 +248,18 @@ class Drafter:
     ) -> Proposal:
         """One block of `width` columns: `anchors`, `frontier` int64 [B]; `columns` int64 [B], the columns each row
         computes (DFlash: Q, DFlash2: W). The context frontier of every row is `frontier`."""
-        hidden = self._block(anchors, frontier, columns, width, rows, context)[:, 1:]
-        scores = self._scores(hidden)
+        hidden = self._block(anchors, frontier, columns, width, rows, context)[:, 1:].contiguous()
+        batch, drafts = hidden.shape[:2]
+        scores = self._scores(hidden.flatten(0, 1))
         if self.selector is None:
-            return Proposal(self.head.tokens(argmax_rows(scores.flatten(0, 1)).view(scores.shape[:-1])))
+            return Proposal(self.head.tokens(argmax_rows(scores)).view(batch, drafts))
         assert self.config.selector_top_k is not None
-        batch, drafts, available = scores.shape
-        unary, ranked = shortlist(scores.view(-1, available), self.config.selector_top_k)
+        unary, ranked = shortlist(scores, self.config.selector_top_k)
         candidates = self.head.tokens(ranked)
         path, law = select_path(
             candidates.view(batch, drafts, -1),
             unary.view(batch, drafts, -1),
-            F.linear(hidden, self.selector.hidden),
+            linear(hidden, self.selector.hidden),
             self.selector.predecessor,
             self.selector.successor,
             anchors,
@@ -250,9 +272,10 @@ class Drafter:
         return Proposal(path, candidates.view(batch, drafts, -1), law)
 
     def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`hidden` [B, K, H] -> FP32 scores over the head's rows [B, K, N]; multiplier, then softcap (decision 3)."""
-        scores = self.head.scores(hidden) * self.config.output_multiplier
-        cap = self.config.logit_softcap
+        """`hidden` [R, H] -> FP32 scores over the head's rows [R, N]; multiplier, then softcap (decision 3)."""
+        scores, cap = self.head.scores(hidden), self.config.logit_softcap
+        if self.config.output_multiplier != 1.0:
+            scores = scores * self.config.output_multiplier
         return scores if cap is None else (scores / cap).tanh() * cap
 
     def _block(
@@ -265,55 +288,42 @@ class Drafter:
         context: DraftContext,
     ) -> torch.Tensor:
         """The draft residual stack over [anchor, MASK x (width - 1)] -> [B, width, H] after the final norm."""
-        config = self.config
+        config, stores = self.config, self._stores(rows, context)
         ids = torch.full((anchors.shape[0], width), config.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
-        x = F.embedding(ids, self.embedding) * config.embedding_scale
+        x = F.embedding(ids, self.embedding)
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
         cos, sin = self.rotary.tables(frontier[:, None] + torch.arange(width, device=anchors.device))
-        scale = config.head_dim**-0.5
-        for layer, causal, (local, index) in zip(self.layers, self.causal, self._stores(), strict=True):
-            n, finish_a = _prepare(layer.attention_conv, x, layer.input_norm, config.rms_norm_eps)
-            qkv = F.linear(n, layer.qkv).unflatten(-1, (-1, config.head_dim))
-            q, k = head_norm_rotary(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, config.rms_norm_eps)
+        scale, eps = config.head_dim**-0.5, config.rms_norm_eps
+        following = [(layer.input_norm, layer.attention_conv) for layer in self.layers[1:]]
+        branch = self._enter(x, self.layers[0].input_norm, self.layers[0].attention_conv)
+        for index, (layer, after) in enumerate(zip(self.layers, [*following, (self.final_norm, None)], strict=True)):
+            qkv = linear(branch.input, layer.qkv).unflatten(-1, (-1, config.head_dim))
+            q, k = head_norm_rotary(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, eps)
             v = qkv[..., -config.num_kv_heads :, :]
-            if local:
-                keys, values = context.rings(index)
+            keys, values = stores.planes(index)
+            causal = self.causal[index]
+            if self.local[index]:
                 a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
             else:
-                keys, values = context.pages(index)
                 a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
-            x = _finish(layer.attention_conv, x, F.linear(a.flatten(-2), layer.output), finish_a)
-            m, finish_m = _prepare(layer.mlp_conv, x, layer.post_norm, config.rms_norm_eps)
-            x = _finish(layer.mlp_conv, x, gated_mlp(m, layer.gate_up, layer.down), finish_m)
-        return plain_rms_norm(x, self.final_norm, config.rms_norm_eps)
+            branch = self._leave(branch, linear(a.flatten(-2), layer.output), layer.post_norm, layer.mlp_conv)
+            branch = self._leave(branch, gated_mlp(branch.input, layer.gate_up, layer.down), *after)
+        return branch.input
 
-    @property
-    def _heads(self) -> tuple[int, int, int]:
-        """Heads of q, k and v, in the order of the fused projection's rows."""
-        return self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads
+    def _enter(self, x: torch.Tensor, norm: torch.Tensor, convolution: Convolution | None) -> _Branch:
+        """The branch that begins at the residual `x`."""
+        eps = self.config.rms_norm_eps
+        if convolution is None:
+            return _Branch(x, plain_rms_norm(x, norm, eps), None, None)
+        prepared, delta = grouped_convolution.prepare(x, norm, convolution.base, convolution.projection, eps)
+        return _Branch(x, prepared, convolution, delta)
 
-    def _stores(self) -> list[tuple[bool, int]]:
-        """Per layer: whether its context is a ring, and its index among the rings or among the page planes."""
-        counts = {True: 0, False: 0}
-        stores: list[tuple[bool, int]] = []
-        for kind in self.config.layer_types:
-            local = kind == "sliding_attention"
-            stores.append((local, counts[local]))
-            counts[local] += 1
-        return stores
-
-
-def _prepare(
-    convolution: Convolution | None, x: torch.Tensor, norm: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if convolution is None:
-        return plain_rms_norm(x, norm, eps), None
-    return grouped_convolution.prepare(x, norm, convolution.base, convolution.projection, eps)
-
-
-def _finish(
-    convolution: Convolution | None, x: torch.Tensor, z: torch.Tensor, finish_delta: torch.Tensor | None
-) -> torch.Tensor:
-    if convolution is None or finish_delta is None:
-        return x + z
-    return grouped_convolution.finish(x, z, convolution.base, finish_delta)
+    def _leave(self, branch: _Branch, z: torch.Tensor, norm: torch.Tensor, convolution: Convolution | None) -> _Branch:
+        """Adds a branch's output `z` to its residual, and enters the next branch there."""
+        if branch.convolution is None or branch.finish_delta is None:
+            x, n = add_plain_rms_norm(branch.residual, z, norm, self.config.rms_norm_eps)
+            return _Branch(x, n, None, None)
+        x = grouped_convolution.finish(branch.residual, z, branch.convolution.base, branch.finish_delta)
+        return self._enter(x, norm, convolution)

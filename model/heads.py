@@ -22,25 +22,27 @@ from model.target import Target
 
 @dataclass(frozen=True)
 class ProposalHead:
-    """`weight` [N, H]; `token_ids` int64 [N], ascending, or None where row and token id are the same."""
+    """The first `rows` rows of `weight` [N, H]; `token_ids` int64 [rows], ascending, or None where row and token id are
+    the same."""
 
     weight: torch.Tensor
+    rows: int
     token_ids: torch.Tensor | None
 
     @classmethod
     def full(cls, target: Target) -> ProposalHead:
         """All public rows; shares the target's memory."""
-        return cls(target.head[: target.public_rows], None)
+        return cls(target.head, target.public_rows, None)
 
     @classmethod
     def indexed(cls, target: Target, rows: torch.Tensor) -> ProposalHead:
         """The listed rows, int64 [N] ascending; a copy of N rows of the head."""
         rows = rows.to(target.head.device)
-        return cls(target.head[rows], rows)
+        return cls(target.head[rows], len(rows), rows)
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`hidden` [..., H] -> FP32 [..., N]."""
-        return head_scores(hidden, self.weight)
+        """`hidden` [..., H] -> FP32 [..., rows]."""
+        return head_scores(hidden, self.weight, self.rows)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """Token ids of head rows: int64 [...] -> int64 [...]."""

@@ -168,7 +168,7 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
-        return head_scores(hidden, self.head[: self.public_rows])
+        return head_scores(hidden, self.head, self.public_rows)
 
     def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
         config = self.config

@@ -84,8 +84,13 @@ class Executor:
         forward = self._models.target.prefill(columns, self._state, self._models.taps)
         self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
         if self._models.drafter is not None and self._context is not None and forward.features is not None:
+            skipped = self._models.drafter.first_kept(end - start)
             self._models.drafter.append_context(
-                forward.features, columns.start, columns.valid, self._draft_rows([lane]), self._context
+                forward.features[:, skipped:],
+                columns.start + skipped,
+                columns.valid - skipped,
+                self._draft_rows([lane]),
+                self._context,
             )
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # how long a slice takes decides how large the next one is

@@ -141,7 +141,7 @@ def build(
     generator = torch.Generator().manual_seed(seed + 1)
     embedding, head = (torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype) for _ in range(2))
     ids = torch.arange(PUBLIC) if rows is None else torch.tensor(rows)
-    proposal_head = ProposalHead(head[ids], None if rows is None else ids)
+    proposal_head = ProposalHead(head[ids], len(ids), None if rows is None else ids)
     drafter = Drafter.load(WeightFiles.open_draft(directory), config, flags, embedding, proposal_head)
     return Setup(drafter, weights, Tables(embedding, head, ids), settings)
 

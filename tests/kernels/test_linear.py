@@ -1,0 +1,66 @@
+"""The product of few rows with a large weight: our kernel in the interpreter against the FP64 product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.head import head_scores
+from kernels.linear import Tiling, linear, linear_reference, linear_triton
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def operands(rows: int, n: int, depth: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows * 1000 + n + depth)
+    x = torch.randn(rows, depth, generator=generator).to(dtype)
+    return x, (torch.randn(n, depth, generator=generator) * depth**-0.5).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("out", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows, n, depth, splits", [(1, 5, 48, 1), (7, 70, 96, 3), (17, 33, 80, 2), (8, 64, 32, 8)])
+def test_the_kernel_gives_the_product_rounded_once(
+    rows: int, n: int, depth: int, splits: int, out: torch.dtype, dtype: torch.dtype
+) -> None:
+    x, weight = operands(rows, n, depth, dtype)
+    got = linear_triton(x, weight, out, Tiling(16, 32, 16, splits, 2, 1))
+    oracle = x.double() @ weight.double().T
+    assert got.dtype == out and got.shape == oracle.shape
+    tolerance = TOLERANCE[out] if out == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(got.double(), oracle, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got, linear_reference(x, weight, out), rtol=tolerance, atol=tolerance)
+
+
+def test_the_tiling_that_is_chosen_by_itself_is_right_too() -> None:
+    x, weight = operands(3, 129, 200, torch.float32)
+    got = linear_triton(x, weight, torch.float32)
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
+    x, weight = operands(9, 40, 64, torch.bfloat16)
+    alone = linear_triton(x[4:5], weight, torch.float32)
+    assert torch.equal(linear_triton(x, weight, torch.float32)[4:5], alone)
+
+
+def test_leading_axes_are_kept_and_no_rows_give_no_rows() -> None:
+    x, weight = operands(6, 10, 16, torch.float32)
+    assert linear_triton(x.view(2, 3, 16), weight, torch.float32).shape == (2, 3, 10)
+    assert linear(x.view(2, 3, 16), weight).shape == (2, 3, 10)
+    assert linear_triton(x[:0], weight, torch.float32).shape == (0, 10)
+
+
+def test_a_weight_of_another_width_or_dtype_is_refused_by_name() -> None:
+    x, weight = operands(2, 8, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"x: shape \(2, 16\), must be \(2, 12\)"):
+        linear_triton(x, weight[:, :12].contiguous(), torch.float32)
+    with pytest.raises(ValueError, match=r"weight: torch\.bfloat16, must be torch\.float32"):
+        linear_triton(x, weight.bfloat16(), torch.float32)
+
+
+def test_head_scores_are_those_of_the_first_rows_in_fp32() -> None:
+    x, weight = operands(3, 24, 16, torch.bfloat16)
+    scores = head_scores(x, weight, 21)
+    assert scores.dtype == torch.float32 and scores.shape == (3, 21)
+    torch.testing.assert_close(scores.double(), x.double() @ weight[:21].double().T, rtol=1e-5, atol=1e-5)
