@@ -204,7 +204,8 @@ def block_attention_triton(
         STAGES=tiling.stages,
         num_warps=tiling.warps,
     )
-    combine_parts[(rows, kv_heads, batch)](
+    combined = min(4, triton.next_power_of_2(rows))
+    combine_parts[(triton.cdiv(rows, combined), kv_heads, batch)](
         best,
         total,
         mixed,
@@ -215,7 +216,8 @@ def block_attention_triton(
         HEAD_DIM=head_dim,
         PARTS=parts,
         PARTS_PADDED=triton.next_power_of_2(parts),
-        num_warps=4,
+        ROWS=combined,
+        num_warps=2,
     )
     return out
 

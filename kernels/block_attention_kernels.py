@@ -106,23 +106,19 @@ def partial_attention(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
 
-    if part == 0:
-        key = tl.arange(0, COLUMNS)
-        at_k = k_ptr + batch.to(tl.int64) * k_row + kv_head * k_head + key * k_column
-        at_v = v_ptr + batch.to(tl.int64) * v_row + kv_head * v_head + key * v_column
-        k = tl.load(at_k[:, None] + dim[None, :], mask=(key < live)[:, None], other=0.0)
-        v = tl.load(at_v[:, None] + dim[None, :], mask=(key < live)[:, None], other=0.0)
-        distance = key[None, :] - column[:, None]
-        visible = (key < live)[None, :] & (distance < WINDOW) & (distance > -WINDOW)
-        if CAUSAL:
-            visible = visible & (distance <= 0)
-        best, total, mixed = _take_tile(q, k, v, visible, scale, best, total, mixed)
+    # The block's keys are asked for before the context's and taken after them, when they have long been here.
+    block_key = tl.arange(0, COLUMNS)
+    in_block = (block_key < live) & (part == 0)
+    at_block_k = k_ptr + batch.to(tl.int64) * k_row + kv_head * k_head + block_key * k_column
+    at_block_v = v_ptr + batch.to(tl.int64) * v_row + kv_head * v_head + block_key * v_column
+    block_k = tl.load(at_block_k[:, None] + dim[None, :], mask=in_block[:, None], other=0.0)
+    block_v = tl.load(at_block_v[:, None] + dim[None, :], mask=in_block[:, None], other=0.0)
 
-    # Of pages, a tile lies in one: it begins at a multiple of KEYS, which divides a page. A ring is one plane, so that
-    # the loop has nothing to look up and all its loads can be under way at once.
+    # Of pages, a tile lies in one: it begins at a multiple of KEYS, which divides a page. The next tile's place is read
+    # a tile ahead, or each tile would wait for it before its keys can be asked for. A ring is one plane.
+    if not ONE_PLACE:
+        place = tl.load(places + begin // PLANE_TOKENS % place_count)
     for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
-        if not ONE_PLACE:
-            place = tl.load(places + start // PLANE_TOKENS)
         key = start + tl.arange(0, KEYS)
         populated = key < stop
         token = key % PLANE_TOKENS
@@ -134,6 +130,15 @@ def partial_attention(
             v = v.to(tl.float32)
         visible = populated[None, :] & (end + column[:, None] - key[None, :] < WINDOW)
         best, total, mixed = _take_tile(q, k, v, visible, scale, best, total, mixed)
+        if not ONE_PLACE:
+            place = tl.load(places + (start + KEYS) // PLANE_TOKENS % place_count)
+
+    if part == 0:
+        distance = block_key[None, :] - column[:, None]
+        visible = in_block[None, :] & (distance < WINDOW) & (distance > -WINDOW)
+        if CAUSAL:
+            visible = visible & (distance <= 0)
+        best, total, mixed = _take_tile(q, block_k, block_v, visible, scale, best, total, mixed)
 
     tl.store(best_ptr + slot_of_row, best, mask=real)
     tl.store(total_ptr + slot_of_row, total, mask=real)
@@ -153,23 +158,32 @@ def combine_parts(
     HEAD_DIM: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Program (query row, kv head, b). A part without a key has best = -inf and leaves the rest of it unwritten."""
-    row, kv_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (tile of query rows, kv head, b). A part without a key has best = -inf and leaves the rest of it
+    unwritten."""
+    kv_head, batch = tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = row // GROUP
+    real = row < WIDTH * GROUP
+    live = real & (column < tl.load(valid_ptr + batch))
     dim, part = tl.arange(0, HEAD_DIM), tl.arange(0, PARTS_PADDED)
     first = ((batch * kv_heads + kv_head) * (WIDTH * GROUP) + row).to(tl.int64) * PARTS
-    exists = part < PARTS
-    best = tl.load(best_ptr + first + part, mask=exists, other=float("-inf"))
-    total = tl.load(total_ptr + first + part, mask=exists, other=0.0)
-    mixed = tl.load(mixed_ptr + (first + part)[:, None] * HEAD_DIM + dim[None, :], mask=exists[:, None], other=0.0)
+    exists = live[:, None] & (part < PARTS)[None, :]
+    best = tl.load(best_ptr + first[:, None] + part[None, :], mask=exists, other=float("-inf"))
     written = best > float("-inf")
-    weight = tl.where(written, tl.exp2(best - tl.max(best, axis=0)), 0.0)
-    mixture = tl.sum(tl.where(written[:, None], mixed * weight[:, None], 0.0), axis=0)
-    weights = tl.sum(tl.where(written, total * weight, 0.0), axis=0)
-    out = mixture / weights  # pyright: ignore[reportOperatorIssue]
-    live = column < tl.load(valid_ptr + batch)
+    total = tl.load(total_ptr + first[:, None] + part[None, :], mask=written, other=0.0)
+    highest = tl.max(best, axis=1)
+    highest = tl.where(highest > float("-inf"), highest, 0.0)
+    total = tl.sum(total * tl.exp2(best - highest[:, None]), axis=1)
+    mixture = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    for index in tl.static_range(PARTS):
+        share = tl.load(best_ptr + first + index, mask=live, other=float("-inf"))
+        some = (share > float("-inf"))[:, None]
+        mixed = tl.load(mixed_ptr + (first + index)[:, None] * HEAD_DIM + dim[None, :], mask=some, other=0.0)
+        mixture += mixed * tl.exp2(share - highest)[:, None]
+    out = tl.where(live[:, None], mixture / tl.where(live, total, 1.0)[:, None], 0.0)
     head = kv_head * GROUP + row % GROUP
     at = ((batch * WIDTH + column) * (kv_heads * GROUP) + head).to(tl.int64) * HEAD_DIM
-    tl.store(out_ptr + at + dim, tl.where(live, out, 0.0).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at[:, None] + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=real[:, None])
