@@ -14,6 +14,7 @@ STATUS_OF_CODE = {
     engine.UNKNOWN_SESSION: 404,
     engine.GRAMMAR_DEAD_END: 400,
     engine.BAD_STATE: 503,
+    engine.FINGERPRINT_MISMATCH: 409,
     engine.INTERNAL_ERROR: 500,
 }
 

@@ -75,7 +75,7 @@ class Engine:
         self.memory = state_memory(models, options)
         self._executor = Executor(models, self.memory, options.lanes)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
-        self._exchange = StateExchange(models, self.memory, self._sessions)
+        self._exchange = StateExchange(models, options, self.memory, self._sessions)
         self._admission = Admission(models, self.memory, self._sessions)
         self._scheduler = Scheduler(options)
         self._pacer = PrefillPacer(options.prefill_chunk, options.max_stall_ms)

@@ -6,8 +6,11 @@ callback or a lock. Token ids are plain ints, states are the bytes of `state/FOR
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from state.fingerprint import Mismatch
+from state.session_record import SessionRecord
 
 Hit = Literal["device", "host", "peer", "disk", "none"]
 """Where the state that a turn went on from was found. `none`: nothing was reused."""
@@ -133,26 +136,32 @@ class Preempt:
 
 @dataclass(frozen=True)
 class Export:
-    """Encodes every checkpoint that the session holds on the device (at most one of each kind), oldest first.
+    """Encodes a session: its record, and the newest checkpoint of each kind that the device holds, oldest first.
 
-    `record` is what the replica knows of the session (transcript, turns, epoch, ...); it goes into each manifest as
-    is. It may hold only None, bool, int, float, str, bytes, lists and dicts with str keys. Answer: `Exported`.
+    `record` is what the replica knows of the session; without one, what the newest checkpoint's ledger says. A session
+    of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
+    Answer: `Exported`.
     """
 
     call: str
     session: str
-    record: dict[str, Any] = field(default_factory=dict)
-    kinds: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit")
+    record: SessionRecord | None = None
+    checkpoints: bool = True
 
 
 @dataclass(frozen=True)
 class Import:
-    """Decodes checkpoints and gives them to `session`, replacing what it held. All or nothing. Answer: `Imported`."""
+    """Decodes a session document and gives its checkpoints to `session`, replacing what it held. All or nothing.
+
+    State that was made by something else is not loaded (decision 23): the answer says so, and its record's ledger is
+    what the next turn prefills. `exact`: such a document is refused with `fingerprint_mismatch`. Answer: `Imported`.
+    """
 
     call: str
     session: str
-    blobs: tuple[bytes, ...]
+    document: bytes
     origin: Hit = "peer"
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,21 +285,26 @@ class Failed:
 
 @dataclass(frozen=True)
 class Exported:
+    """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints."""
+
     call: str
     session: str
-    blobs: tuple[bytes, ...]
+    document: bytes
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """`frontiers` of the checkpoints, oldest first; `record` as exported with the last of them."""
+    """`frontiers` of the checkpoints that the session holds now, oldest first. Of an import: the `record` that came,
+    `mismatch` if the state was made by something else, and whether the document is `signed` by this cluster."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
-    record: dict[str, Any]
+    record: SessionRecord | None = None
+    mismatch: Mismatch | None = None
+    signed: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,9 @@ class EngineOptions:
     `queue_seconds`: how long a turn may wait for its first lane, unless it says so itself (None: without end).
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
+
+    `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
+    `cluster_key`: signs exported sessions, and tells those of this cluster from others (None: nobody is known).
     """
 
     model: Path
@@ -48,6 +51,8 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+    accept_numeric_path: bool = False
+    cluster_key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
