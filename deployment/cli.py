@@ -9,6 +9,7 @@ import typer
 
 from deployment.check_model import check_model
 from deployment.generate import generate
+from deployment.state_command import app as state_app
 from deployment.usage import one_sentence
 
 # Ray, Serve and torch take seconds to import: `--help` and a mistyped option should not wait for them.
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command("check-model")(check_model)
+app.add_typer(state_app, name="state")
 
 AppName = Annotated[str, typer.Option("--app", help="Name of the Serve application.")]
 Address = Annotated[str | None, typer.Option(help="A running Ray cluster (auto, HOST:PORT); default: one of its own.")]

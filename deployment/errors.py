@@ -55,6 +55,10 @@ def unknown_session(session: str) -> RequestError:
     return RequestError(404, "session_not_found", f"session {session!r} does not exist", "session")
 
 
+def session_exists(session: str) -> RequestError:
+    return RequestError(409, "session_exists", f"session {session!r} exists already", "id")
+
+
 def session_busy(session: str, what: str) -> RequestError:
     return RequestError(409, "session_busy", f"session {session!r} is busy: {what}", "session")
 

@@ -19,6 +19,7 @@ from state.layouts import layouts
 from state.manifest import CheckpointEntry, Segment, entry_of, write_manifest
 from state.memory import StateMemory
 from state.pages import PagePool
+from state.session_manifest import as_tokens
 from state.session_record import SessionRecord
 
 Tensors = dict[str, torch.Tensor]
@@ -70,10 +71,11 @@ def _manifest(
     table: _Table,
 ) -> bytes:
     entries: list[CheckpointEntry] = []
+    ledger = as_tokens(record.ledger, "manifest.ledger")
     for checkpoint in checkpoints:
         memory.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, memory.geometry)
-        entries.append(entry_of(checkpoint, record.ledger, table.add(checkpoint)))
+        entries.append(entry_of(checkpoint, ledger, table.add(checkpoint)))
     return write_manifest(dict(fingerprint), record, layouts(memory.geometry), entries, table.segments)
 
 

@@ -23,10 +23,12 @@ Blob = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Envelope:
-    """A document whose digest is right. `signed`: by the key that it was opened with. `payload` is not looked at."""
+    """A document whose digest is right. `signed`: by the key that it was opened with; `has_signature`: by some key.
+    `payload` is not looked at."""
 
     minor: int
     signed: bool
+    has_signature: bool
     detached: bool
     manifest: bytes
     payload: memoryview
@@ -73,7 +75,8 @@ def unseal(blob: Blob, *, key: bytes | None, demand_signature: bool) -> Envelope
     payload = view[start : total - trailer_bytes]
     if flags & DETACHED and len(payload):
         raise FormatError("payload", f"has {len(payload)} bytes, but the header says that it lies elsewhere")
-    return Envelope(minor, signed, bool(flags & DETACHED), bytes(view[HEADER.size : start]), payload)
+    manifest = bytes(view[HEADER.size : start])
+    return Envelope(minor, signed, bool(signature), bool(flags & DETACHED), manifest, payload)
 
 
 def _signature(key: bytes, head: bytes | memoryview) -> bytes:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from state.checkpoint import Checkpoint
-from state.container import VERSION, Blob, unseal
+from state.container import VERSION, Blob, Envelope, unseal
 from state.coverage import check_coverage
 from state.errors import FormatError, MissingSegment
 from state.geometry import DTYPE_NAMES, PAGE_TOKENS, StateGeometry, pages_for
@@ -40,7 +40,7 @@ def open_document(
         stated = sum(segment.size for segment in manifest.segments)
         if stated != len(envelope.payload):
             raise FormatError("manifest.segments", f"take {stated} bytes, but the payload has {len(envelope.payload)}")
-    return SessionDocument(manifest, envelope.payload, envelope.signed, envelope.detached, fetch)
+    return SessionDocument(manifest, envelope, fetch)
 
 
 class SessionDocument:
@@ -50,13 +50,12 @@ class SessionDocument:
     `check_payload`, then `load` for each checkpoint. `load` believes what `check_fit` has checked.
     """
 
-    def __init__(
-        self, manifest: Manifest, payload: memoryview, signed: bool, detached: bool, fetch: Fetch | None
-    ) -> None:
+    def __init__(self, manifest: Manifest, envelope: Envelope, fetch: Fetch | None) -> None:
         self.manifest = manifest
-        self.signed = signed
-        self.detached = detached
-        self._payload = payload
+        self.signed = envelope.signed
+        self.has_signature = envelope.has_signature
+        self.detached = envelope.detached
+        self._payload = envelope.payload
         self._fetch = fetch
         self._loaded: list[tuple[CheckpointEntry, Checkpoint]] = []
 
@@ -172,9 +171,7 @@ class SessionDocument:
             raise FormatError(place, f"columns from {columns} on lie beyond the frontier and must be zero")
         return tensors
 
-    def _pages_in_common(
-        self, memory: StateMemory, entry: CheckpointEntry
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _pages_in_common(self, memory: StateMemory, entry: CheckpointEntry) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The longest run of first pages that a checkpoint loaded before, and still kept, has too."""
         best: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         kept = {id(checkpoint) for checkpoint in memory.checkpoints}
@@ -228,9 +225,7 @@ def _load_image(memory: StateMemory, slot: int, frontier: int, tensors: dict[str
         images.rings.import_slot(slot, frontier, tensors["ring_keys"], tensors["ring_values"])
 
 
-def _load_page(
-    memory: StateMemory, kind: str, page: int, tensors: dict[str, torch.Tensor], columns: int
-) -> None:
+def _load_page(memory: StateMemory, kind: str, page: int, tensors: dict[str, torch.Tensor], columns: int) -> None:
     pool = memory.draft if kind == "draft" else memory.target
     if pool is not None:
         pool.fill_page(page, tensors["keys"][:, :columns], tensors["values"][:, :columns])

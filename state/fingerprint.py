@@ -96,6 +96,6 @@ def _matter_of(field: str) -> Matter:
         return "text"
     if field == "numeric_path":
         return "numeric"
-    if field in _OF_DRAFTER_OR_FORM or field.startswith("geometry.") and field.endswith("_dtype"):
+    if field in _OF_DRAFTER_OR_FORM or (field.startswith("geometry.") and field.endswith("_dtype")):
         return "form"
     return "weights"  # and whatever we do not know: another writer may have had a reason for it

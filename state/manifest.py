@@ -17,7 +17,14 @@ from state.errors import FormatError
 from state.fields import LARGEST, Fields, Tokens
 from state.geometry import PAGE_TOKENS, pages_for
 from state.layouts import Layouts, segment_names
-from state.session_manifest import LEDGER_LIMIT, SESSION_FIELDS, SessionFacts, parse_session, session_fields
+from state.session_manifest import (
+    LEDGER_LIMIT,
+    SESSION_FIELDS,
+    SessionFacts,
+    as_tokens,
+    parse_session,
+    session_fields,
+)
 from state.session_record import SessionRecord
 from state.strict_msgpack import pack, unpack
 
@@ -99,10 +106,10 @@ class Manifest:
         return segment_names(self.layouts, entry.frontier)
 
 
-def entry_of(checkpoint: Checkpoint, ledger: Sequence[int], segments: Sequence[int]) -> CheckpointEntry:
+def entry_of(checkpoint: Checkpoint, session_ledger: Tokens, segments: Sequence[int]) -> CheckpointEntry:
     """A checkpoint's entry in a session with that ledger."""
-    own, session = np.asarray(checkpoint.ledger, dtype="<u4"), np.asarray(ledger, dtype="<u4")
-    shared = _common(own, session)
+    own = as_tokens(checkpoint.ledger, f"checkpoint {checkpoint.id}.ledger")
+    shared = _common(own, session_ledger)
     return CheckpointEntry(
         id=checkpoint.id,
         kind=checkpoint.kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -49,10 +50,16 @@ class SessionFacts:
         )
 
 
+def as_tokens(ledger: Sequence[int], place: str) -> Tokens:
+    """Raises `FormatError` for a token id that is no unsigned number of 32 bits."""
+    try:
+        return np.asarray(ledger, dtype="<u4")
+    except (OverflowError, ValueError, TypeError) as error:
+        raise FormatError(place, f"holds what is no token id: {error}") from None
+
+
 def session_fields(record: SessionRecord) -> dict[str, Any]:
-    """The manifest's fields of a session. Raises `FormatError` for a token id that has no 32 bits."""
-    if any(not 0 <= token < 1 << 32 for token in record.ledger):
-        raise FormatError("manifest.ledger", "holds a token id that does not fit 32 bits")
+    """The manifest's fields of a session. Raises `FormatError`."""
     return {
         "session": {
             "id": record.id,
@@ -62,7 +69,7 @@ def session_fields(record: SessionRecord) -> dict[str, Any]:
             "opener": record.opener,
             "frontier": record.frontier,
         },
-        "ledger": np.asarray(record.ledger, dtype="<u4").tobytes(),
+        "ledger": as_tokens(record.ledger, "manifest.ledger").tobytes(),
         "transcript": list(record.transcript),
         "turns": [{field.name: getattr(turn, field.name) for field in fields(turn)} for turn in record.turns],
     }

@@ -10,7 +10,7 @@ from typing import get_args
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models
-from deployment.engine.messages import CheckpointKind, Export, Exported, Fork, Import, Imported
+from deployment.engine.messages import CheckpointKind, Export, Exported, Foreign, Fork, Import, Imported
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from state.checkpoint import Checkpoint
@@ -34,12 +34,13 @@ class StateExchange:
         self._sessions = sessions
 
     def export(self, command: Export) -> Exported:
-        chosen = self._newest_of_each_kind(command.session) if command.checkpoints else []
+        bare = command.foreign is not None or not command.checkpoints
+        chosen = [] if bare else self._newest_of_each_kind(command.session)
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
-        key = self._options.cluster_key
-        document = encode_session(self._memory, chosen, record, self._models.fingerprint, key)
+        fingerprint = command.foreign.fingerprint if command.foreign else self._models.fingerprint
+        document = encode_session(self._memory, chosen, record, fingerprint, self._options.cluster_key)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 
@@ -56,7 +57,8 @@ class StateExchange:
         loaded = self._load(document, command.session) if self._loadable(mismatch) else []
         self._sessions.replace(command.session, loaded, command.origin)
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.session))
-        return Imported(command.call, command.session, frontiers, record, mismatch, document.signed)
+        foreign = Foreign(mismatch, document.manifest.fingerprint) if mismatch is not None else None
+        return Imported(command.call, command.session, frontiers, record, foreign, document.signed)
 
     def fork(self, command: Fork) -> Imported:
         forked: list[Checkpoint] = []

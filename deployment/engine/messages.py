@@ -135,18 +135,27 @@ class Preempt:
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """What made a session's state, where that is not what runs here."""
+
+    mismatch: Mismatch
+    fingerprint: dict[str, str | int]
+
+
+@dataclass(frozen=True)
 class Export:
     """Encodes a session: its record, and the newest checkpoint of each kind that the device holds, oldest first.
 
     `record` is what the replica knows of the session; without one, what the newest checkpoint's ledger says. A session
     of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
-    Answer: `Exported`.
+    So does `foreign`: the ledger is still what something else made, and the document says so. Answer: `Exported`.
     """
 
     call: str
     session: str
     record: SessionRecord | None = None
     checkpoints: bool = True
+    foreign: Foreign | None = None
 
 
 @dataclass(frozen=True)
@@ -297,13 +306,13 @@ class Exported:
 @dataclass(frozen=True)
 class Imported:
     """`frontiers` of the checkpoints that the session holds now, oldest first. Of an import: the `record` that came,
-    `mismatch` if the state was made by something else, and whether the document is `signed` by this cluster."""
+    what made its state if that was something else, and whether the document is `signed` by this cluster."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
     record: SessionRecord | None = None
-    mismatch: Mismatch | None = None
+    foreign: Foreign | None = None
     signed: bool = False
 
 
