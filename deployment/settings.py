@@ -101,20 +101,8 @@ class AppArgs(BaseModel):
             yarn_factor=self.yarn_factor,
             public_rows=self.public_rows,
             accept_numeric_path=self.accept_numeric_path,
-            cluster_key=self._cluster_key(),
+            cluster_key_file=self.cluster_key_file,
         )
-
-    def _cluster_key(self) -> bytes | None:
-        """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
-        if self.cluster_key_file is None:
-            return None
-        try:
-            key = self.cluster_key_file.read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"cluster_key_file: {self.cluster_key_file} cannot be read: {error}") from None
-        if len(key) < 16:
-            raise ValueError(f"cluster_key_file: {self.cluster_key_file} holds {len(key)} bytes, must hold at least 16")
-        return key
 
     @property
     def model_id(self) -> str:

@@ -29,7 +29,8 @@ class StateExchange:
 
     def __init__(self, models: Models, options: EngineOptions, memory: StateMemory, sessions: SessionTable) -> None:
         self._models = models
-        self._options = options
+        self._accept_numeric_path = options.accept_numeric_path
+        self._key = options.cluster_key()
         self._memory = memory
         self._sessions = sessions
 
@@ -40,13 +41,13 @@ class StateExchange:
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
         fingerprint = command.foreign.fingerprint if command.foreign else self._models.fingerprint
-        document = encode_session(self._memory, chosen, record, fingerprint, self._options.cluster_key)
+        document = encode_session(self._memory, chosen, record, fingerprint, self._key)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 
     def import_(self, command: Import) -> Imported:
         """The session keeps what it had unless every checkpoint is whole, fits this model, and finds room."""
-        document = open_document(command.document, key=self._options.cluster_key)
+        document = open_document(command.document, key=self._key)
         record = document.manifest.session.record()
         mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
         if mismatch is not None and command.exact:
@@ -75,7 +76,7 @@ class StateExchange:
     def _loadable(self, mismatch: Mismatch | None) -> bool:
         if mismatch is None:
             return True
-        accepted = mismatch.matter == "numeric" and self._options.accept_numeric_path
+        accepted = mismatch.matter == "numeric" and self._accept_numeric_path
         action = "loaded all the same" if accepted else "not loaded, and will be rebuilt from its ledger"
         logger.info("a session's state is %s: %s was %r, is %r", action, mismatch.field, mismatch.stored, mismatch.here)
         return accepted

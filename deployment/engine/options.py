@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 Backend = Literal["none", "dflash", "dflash2"]
+
+MIN_KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class EngineOptions:
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
 
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
-    `cluster_key`: signs exported sessions, and tells those of this cluster from others (None: nobody is known).
+    `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
+    session is known as such).
     """
 
     model: Path
@@ -52,7 +55,7 @@ class EngineOptions:
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
     accept_numeric_path: bool = False
-    cluster_key: bytes | None = field(default=None, repr=False)
+    cluster_key_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
@@ -66,3 +69,17 @@ class EngineOptions:
                 raise ValueError(f"{name} is {value}, must be at least 0")
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
+        self.cluster_key()
+
+    def cluster_key(self) -> bytes | None:
+        """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
+        if self.cluster_key_file is None:
+            return None
+        try:
+            key = self.cluster_key_file.read_bytes().strip()
+        except OSError as error:
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} cannot be read: {error.strerror}") from None
+        if len(key) < MIN_KEY_BYTES:
+            problem = f"holds {len(key)} bytes, must hold at least {MIN_KEY_BYTES}"
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} {problem}")
+        return key

@@ -144,9 +144,12 @@ def test_every_checkpoint_of_a_session_travels_in_one_document_with_common_pages
     assert again.kinds == ("turn_start", "turn_end") and again.frontiers == answer.frontiers
 
 
-def test_a_signature_is_that_of_the_clusters_key() -> None:
+def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:
+    files = {secret: tmp_path / secret for secret in ("ours", "same", "other")}
+    for name, file in files.items():
+        file.write_text("x" * 16 if name == "other" else "k" * 16 + "\n")
     ours, same, other = (
-        Driver("dflash2", images=4, cluster_key=key) for key in (b"k" * 16, b"k" * 16, b"x" * 16)
+        Driver("dflash2", images=4, cluster_key_file=file) for file in files.values()
     )  # fmt: skip
     turned(ours)
     document = exported(ours).document
@@ -189,3 +192,11 @@ def test_a_seeded_turn_goes_on_from_a_document_as_if_it_had_stayed() -> None:
         d.run(ledger, session="s", sampling=sampling, max_tokens=20, ignore_eos=True) for d in (stayed, destination)
     ]
     assert (ends[0].token_ids, ends[0].rounds) == (ends[1].token_ids, ends[1].rounds)
+
+
+def test_a_key_file_that_cannot_be_a_secret_is_refused_by_name(tmp_path) -> None:
+    for file, problem in ((tmp_path / "none", "cannot be read"), (tmp_path / "short", "holds 3 bytes")):
+        if file.name == "short":
+            file.write_bytes(b"abc\n")
+        with pytest.raises(ValueError, match=f"cluster_key_file: .*{problem}"):
+            options(cluster_key_file=file)
