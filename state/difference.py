@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,7 @@ def differences(left: SessionDocument, right: SessionDocument) -> Iterator[Diffe
     yield from _tokens("ledger", one.ledger, other.ledger)
     yield from _entries("transcript", one.transcript, other.transcript)
     yield from _entries("turns", one.turns, other.turns)
-    yield from _facts("layouts", dict(left.manifest.layouts), dict(right.manifest.layouts))
+    yield from _facts("layouts", left.manifest.layouts, right.manifest.layouts)
     lefts, rights = _by_kind(left), _by_kind(right)
     for kind in [*lefts, *(kind for kind in rights if kind not in lefts)]:
         if kind in lefts and kind in rights:
@@ -98,7 +98,7 @@ def _digests(document: SessionDocument, entry: CheckpointEntry) -> dict[str, byt
     return {name: table[int(index)].sha256 for name, index in zip(names, entry.segments, strict=True)}
 
 
-def _facts(place: str, left: dict[str, object], right: dict[str, object]) -> Iterator[Difference]:
+def _facts(place: str, left: Mapping[str, object], right: Mapping[str, object]) -> Iterator[Difference]:
     for name in [*left, *(name for name in right if name not in left)]:
         if left.get(name) != right.get(name):
             yield Difference(f"{place}.{name}", str(left.get(name, "absent")), str(right.get(name, "absent")))

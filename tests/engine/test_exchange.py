@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ IDS = prompt(0)
 class OtherFingerprint(Driver):
     """An engine that differs in one fact of its fingerprint, and in nothing that a test could feel."""
 
-    def __init__(self, field: str, **more: object) -> None:
+    def __init__(self, field: str, **more: Any) -> None:
         super().__init__("dflash2", images=4, **more)
         loaded = models("dflash2")
         facts = {**loaded.fingerprint, field: "another"}
@@ -34,8 +35,8 @@ def turned(driver: Driver, tokens: int = 6) -> tuple[int, ...]:
     return IDS + finished.token_ids
 
 
-def exported(driver: Driver, record: SessionRecord | None = None, **how: object) -> Exported:
-    answer = driver.call(Export("e", "s", record, **how))  # pyright: ignore[reportArgumentType]
+def exported(driver: Driver, record: SessionRecord | None = None, **how: Any) -> Exported:
+    answer = driver.call(Export("e", "s", record, **how))
     assert isinstance(answer, Exported), answer
     return answer
 

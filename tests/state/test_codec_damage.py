@@ -204,7 +204,8 @@ def test_a_signature_tells_the_clusters_documents_from_others() -> None:
     memory = memory_of(MIXED)
     checkpoint = checkpoint_at(memory, FRONTIER)
     record = record_of(checkpoint.ledger)
-    assert put_together(take_apart(encode_session(memory, [checkpoint], record, FINGERPRINT, KEY), KEY))
+    ours = encode_session(memory, [checkpoint], record, FINGERPRINT, KEY)
+    assert put_together(take_apart(ours, KEY)) == ours and open_document(ours, key=KEY).signed
     for blob, key, signed in (
         (signed_blob(), KEY, True), (signed_blob(), b"another", False), (signed_blob(), None, False),
         (good_blob(), KEY, False),
@@ -212,7 +213,8 @@ def test_a_signature_tells_the_clusters_documents_from_others() -> None:
         document = open_document(blob, key=key)
         assert document.signed is signed and document.has_signature is (blob == signed_blob())
         if signed:
-            assert brought_in(memory_of(MIXED), blob, key=key, demand_signature=True)
+            _, loaded = brought_in(memory_of(MIXED), blob, key=key, demand_signature=True)
+            assert [c.frontier for c in loaded] == [FRONTIER]
         else:
             refused(blob, SignatureError, key=key, demand_signature=True)
 

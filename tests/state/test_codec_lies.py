@@ -107,7 +107,7 @@ def test_a_field_of_another_type_or_range_is_named(field: str, value: object, pl
     ],
 )
 def test_a_checkpoints_field_of_another_type_or_range_is_named(field: str, value: object) -> None:
-    error = refused(put_together(good_parts().with_checkpoint(**{field: value})))
+    error = refused(put_together(good_parts().with_checkpoint(0, **{field: value})))
     assert error.place == f"manifest.checkpoints[0].{field}"
 
 
