@@ -221,6 +221,7 @@ def test_a_signature_tells_the_clusters_documents_from_others() -> None:
 
 def test_every_byte_of_a_signed_document_is_covered_even_for_a_reader_without_the_key() -> None:
     blob = signed_blob()
+    open_document(blob).check_payload()
     for at in range(len(blob) - 64, len(blob)):
         damaged = bytearray(blob)
         damaged[at] ^= 1

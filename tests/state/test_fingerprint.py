@@ -102,6 +102,9 @@ def test_of_several_differences_the_gravest_counts() -> None:
     ):
         mismatch = compare(make_fingerprint(FP32, **NAMES | changed), here)
         assert mismatch is not None and mismatch.field == field
+    larger = make_fingerprint(replace(FP32, kv_layers=9), **NAMES | {"drafter": "y"})
+    mismatch = compare(larger, here)
+    assert mismatch is not None and mismatch.field == "geometry.kv_layers"
 
 
 def test_a_page_size_that_differs_is_a_difference_of_form_and_an_unknown_fact_one_of_weights() -> None:
