@@ -20,12 +20,12 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployment.directory import Directory
-from deployment.host_store import Held, HostStore, Image, Receipt
+from deployment.host_store import Held, HostStore, Receipt
 from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
 from deployment.wire import HandedOver
-from state.codec import read_manifest
+from state.document import open_document
 
-PROTOCOL = 1
+PROTOCOL = 2
 NAMESPACE = "dflash-serve"
 ANSWER_SECONDS = 10.0
 ATTEMPTS = 5
@@ -89,7 +89,7 @@ class DirectoryActor:
             node = name.removeprefix(_store_prefix(app))
             for held in index:
                 self._directory.restore(
-                    held.key, held.owner, Copy(node, held.epoch, held.order, held.frontier), now
+                    held.key, held.owner, Copy(node, held.epoch, held.order, max(held.frontiers, default=0)), now
                 )  # fmt: skip
         # The key outlives this process, and the id stays when Ray starts the actor again.
         born = f"dflash-serve/{app}/directory/{ray.get_runtime_context().get_actor_id()}"
@@ -118,10 +118,10 @@ class DirectoryActor:
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=5)
 class HostStoreActor:
-    """One on each node that has replicas. See `HostStore`. Checkpoints cross as uint8 arrays, which Ray shares."""
+    """One on each node that has replicas. See `HostStore`. Documents cross as uint8 arrays, which Ray shares."""
 
     def __init__(self, budget: int) -> None:
-        self._store = HostStore(budget, read_manifest)
+        self._store = HostStore(budget, open_document)
 
     def put(
         self,
@@ -129,27 +129,17 @@ class HostStoreActor:
         owner: str,
         epoch: Epoch,
         order: int,
-        kinds: tuple[str, ...],
         frontiers: tuple[int, ...],
-        *blobs: np.ndarray,
+        document: np.ndarray,
     ) -> Receipt:
-        # The arrays are views of objects that die with their owner: they are copied before the receipt.
-        images = tuple(
-            Image(kind, frontier, blob.tobytes())
-            for kind, frontier, blob in zip(kinds, frontiers, blobs, strict=True)
-        )  # fmt: skip
-        return self._store.put(key, owner, epoch, order, images)
+        # The array is a view of an object that dies with its owner: it is copied before the receipt.
+        return self._store.put(key, owner, epoch, order, frontiers, document.tobytes())
 
-    def seal(self, key: SessionKey, epoch: Epoch) -> tuple[int, HandedOver] | None:
+    def seal(self, key: SessionKey, epoch: Epoch) -> HandedOver | None:
         held = self._store.seal(key, epoch)
         if held is None:
             return None
-        return held.order, HandedOver(
-            held.epoch,
-            tuple(image.kind for image in held.images),
-            tuple(image.frontier for image in held.images),
-            tuple(np.frombuffer(image.blob, np.uint8) for image in held.images),
-        )
+        return HandedOver(held.epoch, held.order, held.frontiers, np.frombuffer(held.document, np.uint8))
 
     def delete(self, key: SessionKey, epoch: Epoch) -> None:
         self._store.delete(key, epoch)
@@ -207,18 +197,18 @@ class Cluster:
         """Shuts out older owners in every host store that answers, and gives the newest state that any of them has."""
         answers = await self._all_stores("seal", key, epoch)
         held = [answer for answer in answers if answer is not None]
-        return max(held, key=lambda answer: (answer[1].epoch, answer[0]))[1] if held else None
+        return max(held, key=lambda answer: (answer.epoch, answer.order)) if held else None
 
-    async def put(self, key: SessionKey, owner: str, order: int, state: HandedOver) -> Receipt:
-        """Writes Host replicas to this node's store and tells the directory where they are."""
+    async def put(self, key: SessionKey, owner: str, state: HandedOver) -> Receipt:
+        """Writes a Host replica to this node's store and tells the directory where it is."""
         try:
             receipt: Receipt = await self._store.put.remote(
-                key, owner, state.epoch, order, state.kinds, state.frontiers, *state.blobs
+                key, owner, state.epoch, state.order, state.frontiers, state.document
             )
         except RayActorError as error:
             return Receipt(False, f"the host store of node {self.node} is gone: {error}")
         if receipt.accepted:
-            copy = Copy(self.node, state.epoch, order, max(state.frontiers))
+            copy = Copy(self.node, state.epoch, state.order, max(state.frontiers, default=0))
             if not await self._directory.record_copy.remote(key, copy):
                 return Receipt(False, f"session {key} has another owner than {owner}", fenced=True)
         return receipt

@@ -9,6 +9,7 @@ import typer
 
 from deployment.check_model import check_model
 from deployment.generate import generate
+from deployment.state_command import app as state_app
 from deployment.usage import one_sentence
 
 # Ray, Serve and torch take seconds to import: `--help` and a mistyped option should not wait for them.
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command("check-model")(check_model)
+app.add_typer(state_app, name="state")
 
 AppName = Annotated[str, typer.Option("--app", help="Name of the Serve application.")]
 Address = Annotated[str | None, typer.Option(help="A running Ray cluster (auto, HOST:PORT); default: one of its own.")]
@@ -62,6 +64,13 @@ def serve(
     queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,
     tenant_lanes: Annotated[int | None, typer.Option(help="Turns of one API key that run together.")] = None,
     tenant_queued_tokens: Annotated[int | None, typer.Option(help="Prompt tokens of one API key that wait.")] = None,
+    accept_numeric_path: Annotated[
+        bool, typer.Option("--accept-numeric-path", help="Load state that another library or card made.")
+    ] = False,
+    accept_new_weights: Annotated[
+        bool, typer.Option("--accept-new-weights", help="Append turns go on from another model's tokens.")
+    ] = False,
+    cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -95,6 +104,9 @@ def serve(
             queue_seconds=queue_seconds,
             tenant_lanes=tenant_lanes,
             tenant_queued_tokens=tenant_queued_tokens,
+            accept_numeric_path=accept_numeric_path,
+            accept_new_weights=accept_new_weights,
+            cluster_key_file=cluster_key_file,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

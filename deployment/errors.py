@@ -14,6 +14,7 @@ STATUS_OF_CODE = {
     engine.UNKNOWN_SESSION: 404,
     engine.GRAMMAR_DEAD_END: 400,
     engine.BAD_STATE: 503,
+    engine.FINGERPRINT_MISMATCH: 409,
     engine.INTERNAL_ERROR: 500,
 }
 
@@ -52,6 +53,10 @@ def invalid(message: str, param: str | None = None) -> RequestError:
 def unknown_session(session: str) -> RequestError:
     """The same for a session that never was, was deleted, or belongs to another tenant."""
     return RequestError(404, "session_not_found", f"session {session!r} does not exist", "session")
+
+
+def session_exists(session: str) -> RequestError:
+    return RequestError(409, "session_exists", f"session {session!r} exists already", "id")
 
 
 def session_busy(session: str, what: str) -> RequestError:

@@ -2,12 +2,14 @@
 
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployment.actors import Cluster
-from deployment.errors import Refused, RequestError, invalid, unknown_session
+from deployment.errors import Refused, RequestError, invalid, session_exists, unknown_session
 from deployment.openai_format import Choices, Completion, placement_object, replica_object, sse, sse_error
 from deployment.ownership import Placement, SessionKey
 from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse, read_json
@@ -33,12 +35,16 @@ from deployment.wire import (
     TurnEvent,
     TurnRequest,
 )
+from state.document import open_document
+from state.errors import StateError
 
 ATTEMPTS = 3
 """How often a turn is tried whose replica died before it published anything."""
 
 MAX_BODY_BYTES = 8 << 20
 """Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
+
+DOCUMENT_TYPE = "application/vnd.dflash.session"
 
 api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
 
@@ -90,14 +96,17 @@ def session_name(name: str, param: str) -> str:
     return name
 
 
-async def body_of(request: Request) -> bytes:
-    """Raises RequestError (413) as soon as the body is known to be too large."""
+async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """Raises RequestError (413) as soon as the body is known to be too large: before it is read, if it says so."""
+    too_large = RequestError(413, "body_too_large", f"the request body is larger than {limit} bytes")
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > limit:
+        raise too_large
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY_BYTES:
-            message = f"the request body is larger than {MAX_BODY_BYTES} bytes"
-            raise RequestError(413, "body_too_large", message)
+        if len(body) > limit:
+            raise too_large
     return bytes(body)
 
 
@@ -196,6 +205,8 @@ class Ingress:
         self._engine = engine
         self._model = args.model_id
         self._cluster = Cluster(serve.get_replica_context().app_name, args.host_store_bytes)
+        # What a host store could not hold could not outlive its replica either.
+        self._document_limit = args.host_store_bytes
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -262,6 +273,41 @@ class Ingress:
     async def list_sessions(self, request: Request) -> Any:
         placements = await self._cluster.sessions(tenant_of(request))
         return {"object": "list", "data": [placement_object(placement) for placement in placements]}
+
+    # Before the route of one session, whose name may hold a slash.
+    @api.get("/v1/sessions/{name:path}/export")
+    async def export_session(self, request: Request, name: str) -> Response:
+        key = await self._existing(request, name)
+        placement = await self._cluster.locate(key)
+        if placement is None:
+            raise unknown_session(name)
+        answer = await self._ask("export_session", self._route(placement), key)
+        if isinstance(answer, Refused):
+            return refusal(answer)
+        return Response(answer.document.tobytes(), media_type=DOCUMENT_TYPE)
+
+    @api.post("/v1/sessions/import")
+    async def import_session(self, request: Request, id: str | None = None) -> Any:
+        """The new session belongs to whoever imports it; the document names no tenant."""
+        name = None if id is None else session_name(id, "id")
+        body = await body_of(request, self._document_limit)
+        try:
+            document = await asyncio.to_thread(open_document, body)
+        except StateError as error:
+            raise RequestError(400, "bad_state", f"document: {error}", "document") from None
+        key = SessionKey(tenant_of(request), name or document.manifest.session.id)
+        if await self._cluster.locate(key) is not None:
+            raise session_exists(key.session)
+        answer = await self._ask("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        if isinstance(answer, Refused):
+            return refusal(answer)
+        return {
+            "id": key.session,
+            "object": "session.imported",
+            "replica": answer.replica,
+            "epoch": str(answer.epoch),
+            "frontier": answer.frontier,
+        }
 
     @api.get("/v1/sessions/{name:path}")
     async def get_session(self, request: Request, name: str) -> Any:

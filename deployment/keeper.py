@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -16,18 +17,23 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from deployment.actors import Cluster
-from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import CheckpointKind, Drop, Export, Exported, Hit, Import, Imported
+from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
+from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
-from deployment.errors import Refused, RequestError, session_busy, session_unavailable, unknown_session
-from deployment.ownership import Conflict, Placement, SessionKey
+from deployment.errors import (
+    Refused,
+    RequestError,
+    session_busy,
+    session_exists,
+    session_unavailable,
+    unknown_session,
+)
+from deployment.ownership import Conflict, Epoch, Placement, SessionKey
 from deployment.session import Session
 from deployment.wire import HandedOver, NotHere
 
 MOVE_SECONDS = 30.0
 """How long a session that was given away waits for its new owner's word before it takes turns again."""
-
-ALL_KINDS: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit", "tap")
 
 log = logging.getLogger("ray.serve")
 
@@ -113,13 +119,38 @@ class SessionKeeper:
 
     async def create(self, key: SessionKey, like: Session) -> Session:
         """A new session here with the same past. Raises RequestError (409) if the name is taken."""
+        session = self._sessions[key] = Session.of_record(key, await self._claim_new(key), like.record())
+        session.foreign = like.foreign
+        return session
+
+    async def create_imported(self, key: SessionKey, document: bytes) -> Session:
+        """A new session here from a document of another server or time. Nothing of it stays unless all of it fits.
+
+        Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
+        depends on is not the same here.
+        """
+        session = self._sessions[key] = Session(key, await self._claim_new(key))
+        session.moving_until = math.inf  # no turn begins in what is not there yet
+        try:
+            imported = await self._service.call(
+                Import(self._call(), session.engine_id, document, "disk", exact=True, tenant=session.key.tenant)
+            )
+        except EngineError as error:
+            await self.abandon(session)
+            status = {BAD_STATE: 400, FINGERPRINT_MISMATCH: 409}.get(error.code)
+            if status is None:
+                raise
+            raise RequestError(status, error.code, f"document: {error.message}", "document") from None
+        assert isinstance(imported, Imported) and imported.record is not None
+        session = self._sessions[key] = Session.of_record(key, session.epoch, imported.record)
+        await self.copy(session)
+        return session
+
+    async def _claim_new(self, key: SessionKey) -> Epoch:
         granted = await self._cluster.claim(key, self._replica, None)
         if isinstance(granted, Conflict):
-            raise RequestError(409, "session_exists", f"session {key.session!r} exists already", "id")
-        session = self._sessions[key] = Session.from_record(
-            key, granted.epoch, {**like.record(), "tenant": key.tenant, "session": key.session}
-        )
-        return session
+            raise session_exists(key.session)
+        return granted.epoch
 
     async def _take_over(self, placement: Placement) -> tuple[Session, Hit] | Conflict:
         key = placement.key
@@ -134,13 +165,14 @@ class SessionKeeper:
         sealed = await self._cluster.seal(key, grant.epoch)
         hit: Hit = "host"
         state = sealed
-        if isinstance(given, HandedOver) and given.blobs:
+        if isinstance(given, HandedOver) and (sealed is None or given.frontiers or _age(given) > _age(sealed)):
             hit, state = "peer", given
         session = Session(key, grant.epoch, lost=state is None and bool(placement.copies))
         if state is not None:
-            session = await self._import(session, state, hit)
+            session, loaded = await self._import(session, state, hit)
+            hit = hit if loaded else "none"
             self._sessions[key] = session
-            await self.copy(session, ALL_KINDS)
+            await self.copy(session)
         else:
             hit = "none"
             self._sessions[key] = session
@@ -148,15 +180,24 @@ class SessionKeeper:
             await self._peers.release(placement)
         return session, hit
 
-    async def _import(self, session: Session, state: HandedOver, hit: Hit) -> Session:
-        blobs = tuple(blob.tobytes() for blob in state.blobs)
+    async def _import(self, session: Session, state: HandedOver, hit: Hit) -> tuple[Session, bool]:
+        """The session as its document has it, and whether any state of it is on the device now."""
         try:
-            imported = await self._service.call(Import(self._call(), session.engine_id, blobs, hit))
-            assert isinstance(imported, Imported)
-            return Session.from_record(session.key, session.epoch, imported.record)
-        except (EngineError, ValueError) as error:
+            document = state.document.tobytes()
+            imported = await self._service.call(
+                Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
+            )
+        except EngineError as error:
             # Not kept: the next request finds us the owner without state, and tries the copies again.
             raise session_unavailable(session.key.session, f"its state cannot be loaded ({error})") from None
+        assert isinstance(imported, Imported) and imported.record is not None
+        if imported.record.id != session.key.session:
+            await self._service.call(Drop(self._call(), session.engine_id))
+            raise session_unavailable(session.key.session, f"its copy is that of session {imported.record.id!r}")
+        brought = Session.of_record(session.key, session.epoch, imported.record)
+        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
+            brought.foreign = imported.foreign
+        return brought, bool(imported.frontiers)
 
     async def bring_back(self, session: Session) -> None:
         """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
@@ -186,7 +227,7 @@ class SessionKeeper:
             return session_busy(key.session, "a turn is running; it can be moved between turns").refused
         session.moving_until = time.monotonic() + MOVE_SECONDS
         try:
-            return await self._export(session, ALL_KINDS)
+            return await self._export(session)
         except EngineError as error:
             log.warning("session %s could not be exported: %s", key, error)
             session.moving_until = 0.0
@@ -211,40 +252,57 @@ class SessionKeeper:
             del self._sessions[session.key]
         await self._service.call(Drop(self._call(), session.engine_id))
 
-    def give_up(self, session: Session) -> None:
-        """Forgets a lost session here, so that the next request looks for its copies again."""
-        self._sessions.pop(session.key, None)
+    def check_found(self, session: Session) -> None:
+        """Raises RequestError (503) for a lost session, and forgets it: the next request looks for its copies again."""
+        if session.lost:
+            self._sessions.pop(session.key, None)
+            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
 
     async def abandon(self, session: Session) -> None:
         """A new session's first turn was refused: as if it had never been asked for."""
         await self.forget(session)
         await self._cluster.abandon(session.key, session.epoch)
 
-    async def copy(self, session: Session, kinds: tuple[CheckpointKind, ...]) -> None:
-        """Writes Host replicas of a session's checkpoints. Raises RequestError (409) if it has a newer owner."""
+    async def copy(self, session: Session) -> None:
+        """Writes a session's Host replica. Raises RequestError (409) if it has a newer owner."""
         async with self._copying.of(session.key):
             session.order += 1
-            state = await self._export(session, kinds)
-            if not state.blobs:
-                log.warning("no Host replica of session %s: the device holds no checkpoint of it", session.key)
+            try:
+                receipt = await self._cluster.put(session.key, self._replica, await self._export(session))
+                if receipt.too_large:
+                    log.warning("session %s is copied without its state: %s", session.key, receipt.reason)
+                    bare = await self._export(session, checkpoints=False)
+                    receipt = await self._cluster.put(session.key, self._replica, bare)
+            except EngineError as error:
+                if error.code != UNKNOWN_SESSION:
+                    raise
+                log.warning("no Host replica of session %s: nothing was ever committed to it", session.key)
                 return
-            receipt = await self._cluster.put(session.key, self._replica, session.order, state)
         if receipt.fenced:
             await self.forget(session)
             raise RequestError(409, "session_moved", f"session {session.key.session!r} has moved: {receipt.reason}")
         if not receipt.accepted:
             log.warning("no Host replica of session %s: %s", session.key, receipt.reason)
 
-    async def _export(self, session: Session, kinds: tuple[CheckpointKind, ...]) -> HandedOver:
-        try:
-            exported = await self._service.call(Export(self._call(), session.engine_id, session.record(), kinds))
-        except EngineError as error:
-            if error.code != UNKNOWN_SESSION:
-                raise
-            return HandedOver(session.epoch, (), (), ())  # the device had no room to keep any
+    async def document(self, session: Session) -> np.ndarray:
+        """The session as bytes for its client. Raises RequestError: 409 while it is busy, 404 before its first turn."""
+        if not await self.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+        self.check_found(session)
+        if not session.ledger:
+            raise unknown_session(session.key.session)
+        return (await self._export(session)).document
+
+    async def _export(self, session: Session, checkpoints: bool = True) -> HandedOver:
+        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
+        exported = await self._service.call(command)
         assert isinstance(exported, Exported)
-        blobs = tuple(np.frombuffer(blob, np.uint8) for blob in exported.blobs)
-        return HandedOver(session.epoch, exported.kinds, exported.frontiers, blobs)
+        document = np.frombuffer(exported.document, np.uint8)
+        return HandedOver(session.epoch, session.order, exported.frontiers, document)
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
+
+
+def _age(state: HandedOver) -> tuple[Epoch, int]:
+    return state.epoch, state.order

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 from ray import serve
 from ray.exceptions import RayActorError
 
@@ -23,14 +25,14 @@ from deployment.errors import (
     invalid,
     of_engine,
     session_busy,
-    session_unavailable,
     unknown_session,
 )
-from deployment.keeper import ALL_KINDS, SessionKeeper
+from deployment.keeper import SessionKeeper
 from deployment.ownership import Epoch, Placement, SessionKey
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.settings import AppArgs
+from deployment.turn_records import turn_object
 from deployment.turns import (
     Prompt,
     after_thinking,
@@ -43,6 +45,7 @@ from deployment.turns import (
 from deployment.wire import (
     Adopted,
     Closed,
+    ExportedSession,
     HandedOver,
     NotHere,
     Opened,
@@ -52,6 +55,7 @@ from deployment.wire import (
     TurnEvent,
     TurnRequest,
 )
+from state.fingerprint import Mismatch
 
 PEER_SECONDS = 10.0
 
@@ -92,6 +96,7 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._model = args.model_id
+        self._accept_new_weights = args.accept_new_weights
         self._service = EngineService.start(args.engine_options())
         self._cluster = Cluster(context.app_name, args.host_store_bytes)
         self._cluster.start_host_store()
@@ -182,12 +187,24 @@ class EngineReplica:
 
     def _ledger(self, session: Session) -> tuple[int, ...]:
         """What an append turn goes on from."""
-        if session.lost:
-            self._keeper.give_up(session)
-            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
+        self._keeper.check_found(session)
         if not session.ledger:
             raise unknown_session(session.key.session)
+        if session.foreign is not None:
+            self._check_foreign(session, session.foreign.mismatch)
         return session.ledger
+
+    def _check_foreign(self, session: Session, mismatch: Mismatch) -> None:
+        """Decision 23: what an append turn may go on from. RequestError (409) naming the field."""
+        if mismatch.matter == "weights" and self._accept_new_weights:
+            return
+        raise RequestError(
+            409,
+            engine_errors.FINGERPRINT_MISMATCH,
+            f"session {session.key.session!r} was made with {mismatch.field} {mismatch.stored!r}, but "
+            f"{mismatch.here!r} is served here; send the full history",
+            mismatch.field,
+        )
 
     def _append_prompt(self, request: TurnRequest, session: Session) -> Prompt:
         service = self._service
@@ -300,13 +317,14 @@ class EngineReplica:
     async def _fork(self, session: Session, child_key: SessionKey) -> Adopted | Refused:
         if not await self._keeper.idle(session):
             raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
+        self._keeper.check_found(session)
         child = await self._keeper.create(child_key, like=session)
         try:
             await self._fork_state(session, child)
         except (EngineError, RequestError):
             await self._keeper.abandon(child)
             raise
-        await self._keeper.copy(child, ALL_KINDS)
+        await self._keeper.copy(child)
         return Adopted(self._id, child.epoch, "device", child.frontier)
 
     async def _fork_state(self, session: Session, child: Session) -> None:
@@ -316,8 +334,30 @@ class EngineReplica:
         except EngineError as error:
             if error.code != engine_errors.UNKNOWN_SESSION:
                 raise
-            await self._keeper.bring_back(session)
-            await self._service.call(fork)
+            # Without state on the device or in a host store, the child is whole by its ledger.
+            with contextlib.suppress(RequestError, EngineError):
+                await self._keeper.bring_back(session)
+                await self._service.call(fork)
+
+    async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | Refused:
+        """The session as a document for its client."""
+        try:
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+            return ExportedSession(await self._keeper.document(session))
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
+
+    async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | Refused:
+        """A new session, made of a document."""
+        try:
+            session = await self._keeper.create_imported(key, document.tobytes())
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
+        return Adopted(self._id, session.epoch, "disk", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
         """False if there is no such session. A running turn is cancelled."""
@@ -341,7 +381,7 @@ class EngineReplica:
             frontier=session.frontier,
             running=session.running.id if session.running else None,
             transcript=tuple(session.transcript),
-            turns=tuple(session.turns),
+            turns=tuple(turn_object(turn) for turn in session.turns),
         )
 
     async def owned(self) -> list[tuple[str, SessionKey, Epoch]]:

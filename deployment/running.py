@@ -14,6 +14,7 @@ from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.session import Session
+from deployment.turn_records import turn_record
 from deployment.turns import Prompt, TurnText
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
@@ -107,7 +108,7 @@ class RunningTurn:
     async def _copy_start(self, session: Session) -> None:
         """In the background: a turn does not wait for the copy of its own beginning. A fence shows at its end."""
         try:
-            await self._keeper.copy(session, ("turn_start",))
+            await self._keeper.copy(session)
         except (RequestError, EngineError) as error:
             log.warning("no Host replica of the start of turn %s: %s", self.id, error)
 
@@ -126,7 +127,7 @@ class RunningTurn:
             await self._start_copy
         if ended is not None and (ended.token_ids or ended.hidden_ids):
             self._commit(session, ended)
-            await self._keeper.copy(session, ("turn_end",))
+            await self._keeper.copy(session)
         elif not session.turns and not session.lost:
             await self._keeper.abandon(session)
 
@@ -158,23 +159,9 @@ class RunningTurn:
         session.lost = False
         before = session.transcript if self._request.mode == "append" else []
         session.transcript = [*before, *self._request.messages, self._text.message]
-        started = self._started
-        session.turns.append(
-            {
-                "id": self.id,
-                "mode": self._request.mode,
-                "replica": self._replica,
-                "seed": self._submit.sampling.seed,
-                "prompt_tokens": finished.prompt_tokens,
-                "completion_tokens": len(finished.token_ids),
-                "finish_reason": finished.finish_reason,
-                "frontier": finished.frontier,
-                "hit": started.hit if started else "none",
-                "reused": started.reused if started else 0,
-                "prefilled": started.prefilled if started else 0,
-                "acceptance_length": finished.acceptance_length,
-            }
-        )
+        session.foreign = None
+        seed = self._submit.sampling.seed
+        session.turns.append(turn_record(self._request, self._replica, self.id, seed, self._started, finished))
 
     def _opened(self, started: Started) -> Opened:
         return Opened(

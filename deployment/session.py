@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from deployment.engine.messages import Foreign
 from deployment.ownership import Epoch, SessionKey
+from state.session_record import Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
     from deployment.running import RunningTurn
-
-Message = dict[str, Any]
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Session:
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
     that a user wrote. `order` numbers captures. `lost`: there was state, and no copy of it was found.
+    `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     """
 
     key: SessionKey
@@ -28,9 +29,10 @@ class Session:
     opener: int = 0
     frontier: int = 0
     transcript: list[Message] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
     lost: bool = False
+    foreign: Foreign | None = None
     running: RunningTurn | None = None
     moving_until: float = 0.0
 
@@ -43,32 +45,29 @@ class Session:
     def engine_id(self) -> str:
         return f"{self.key.tenant}/{self.key.session}"
 
-    def record(self) -> dict[str, Any]:
-        """What travels in the checkpoint's manifest: plain data only."""
-        return {
-            "tenant": self.key.tenant,
-            "session": self.key.session,
-            "epoch": [self.epoch.incarnation, self.epoch.counter],
-            "order": self.order,
-            "ledger": list(self.ledger),
-            "opener": self.opener,
-            "frontier": self.frontier,
-            "transcript": self.transcript,
-            "turns": self.turns,
-        }
+    def record(self) -> SessionRecord:
+        """What travels in the session's document."""
+        return SessionRecord(
+            id=self.key.session,
+            ledger=self.ledger,
+            epoch=(self.epoch.incarnation, self.epoch.counter),
+            order=self.order,
+            opener=self.opener,
+            frontier=self.frontier,
+            transcript=tuple(self.transcript),
+            turns=tuple(self.turns),
+        )
 
     @classmethod
-    def from_record(cls, key: SessionKey, epoch: Epoch, record: dict[str, Any]) -> Session:
-        """The session under a new epoch. Raises ValueError if the record is that of another session."""
-        if (record["tenant"], record["session"]) != (key.tenant, key.session):
-            raise ValueError(f"the checkpoint belongs to session {record['session']!r}, not to {key.session!r}")
+    def of_record(cls, key: SessionKey, epoch: Epoch, record: SessionRecord) -> Session:
+        """The session under a new epoch, and under the name that the key has."""
         return cls(
             key=key,
             epoch=epoch,
-            ledger=tuple(record["ledger"]),
-            opener=record["opener"],
-            frontier=record["frontier"],
-            transcript=list(record["transcript"]),
-            turns=list(record["turns"]),
-            order=record["order"],
+            ledger=record.ledger,
+            opener=record.opener,
+            frontier=record.frontier,
+            transcript=list(record.transcript),
+            turns=list(record.turns),
+            order=record.order,
         )

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import typer
 
+from state.errors import StateError
+
 
 @contextlib.contextmanager
 def one_sentence(exit_code: int = 2) -> Iterator[None]:
@@ -21,7 +23,7 @@ def one_sentence(exit_code: int = 2) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("ended.", err=True)
         raise typer.Exit(130) from None
-    except ValueError as error:  # ModelError is one
+    except (ValueError, StateError) as error:  # ModelError is a ValueError
         fail(str(error), exit_code)
     except RuntimeError as error:
         if type(error).__name__ != "LaunchError":

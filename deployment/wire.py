@@ -131,12 +131,20 @@ TurnEvent = Opened | Delta | Closed | Refused
 
 @dataclass(frozen=True)
 class HandedOver:
-    """A session as its owner gives it away: checkpoints (uint8 arrays) that cover its committed frontier."""
+    """A session as its owner gives it away. `document` (uint8 array, `state/FORMAT.md`) has the whole ledger, and
+    checkpoints at `frontiers`. `order` numbers the documents of an epoch."""
 
     epoch: Epoch
-    kinds: tuple[str, ...]
+    order: int
     frontiers: tuple[int, ...]
-    blobs: tuple[np.ndarray, ...]
+    document: np.ndarray
+
+
+@dataclass(frozen=True)
+class ExportedSession:
+    """A session as a document for its client."""
+
+    document: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,29 @@ class CoverageError(StateError):
 
 
 class FormatError(StateError):
-    """Bytes are no encoded checkpoint, or a damaged one, or not one of this geometry. `place` says where."""
+    """Bytes are no session document, or a damaged one, or not one of this geometry. `place` says where."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}")
         self.place = place
         self.problem = problem
+
+
+class SignatureError(StateError):
+    """A document is not signed, or not with this cluster's key, where only such a one will do."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"signature: {problem}")
+        self.problem = problem
+
+
+class MissingSegment(StateError):
+    """A detached document's segment is not in the store: that checkpoint is a miss, the session is whole without."""
+
+    def __init__(self, name: str, sha256: bytes) -> None:
+        super().__init__(f"segment {name} with sha256 {sha256.hex()} is not in the store")
+        self.name = name
+        self.sha256 = sha256
 
 
 class FingerprintMismatch(StateError):

@@ -206,13 +206,20 @@ class StateMemory:
 
     # --------------------------------------------------------------------------------------------------- import
 
-    def take_for_import(self, frontier: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    def take_for_import(
+        self, frontier: int, shared: Sequence[int] = (), shared_draft: Sequence[int] = ()
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """An image and pages for [0, frontier) that nobody sees yet: slot, pages, draft pages. `CapacityError`.
 
-        They must go to `adopt` or to `abandon`.
+        They must go to `adopt` or to `abandon`. `shared`, `shared_draft`: the first pages are these, of a checkpoint
+        that is here and has the same content.
         """
-        slot, pages, draft_pages = self._take(pages_for(frontier), pages_for(frontier))
-        return slot, tuple(pages), tuple(draft_pages)
+        fresh = pages_for(frontier) - len(shared)
+        slot, pages, draft_pages = self._take(fresh, fresh)
+        self.target.share(shared)
+        if self.draft:
+            self.draft.share(shared_draft)
+        return slot, (*shared, *pages), (*shared_draft, *draft_pages)
 
     def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
         """Makes an imported checkpoint visible, whose places came from `take_for_import`. `CoverageError`."""

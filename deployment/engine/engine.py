@@ -77,7 +77,7 @@ class Engine:
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
         self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
-        self._exchange = StateExchange(models, self.memory, self._sessions)
+        self._exchange = StateExchange(models, options, self.memory, self._sessions)
         policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
         self._captures = Captures(
             self.memory, self._sessions, policy, lambda lane: self._executor.catch_up([lane]), emit

@@ -9,6 +9,7 @@ QUEUE_TIMEOUT = "queue_timeout"
 UNKNOWN_SESSION = "unknown_session"
 GRAMMAR_DEAD_END = "grammar_dead_end"
 BAD_STATE = "bad_state"
+FINGERPRINT_MISMATCH = "fingerprint_mismatch"
 INTERNAL_ERROR = "internal_error"
 
 

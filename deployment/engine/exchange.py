@@ -2,66 +2,67 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models
-from deployment.engine.messages import CheckpointKind, Export, Exported, Fork, Import, Imported
+from deployment.engine.messages import CheckpointKind, Export, Exported, Foreign, Fork, Import, Imported
+from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from state.checkpoint import Checkpoint
-from state.codec import decode_checkpoint, encode_checkpoint
+from state.codec import encode_session
+from state.document import SessionDocument, open_document
+from state.errors import FingerprintMismatch, MissingSegment
+from state.fingerprint import Mismatch, compare
 from state.memory import StateMemory
+from state.session_record import SessionRecord
+
+logger = logging.getLogger(__name__)
 
 
 class StateExchange:
     """Raises EngineError for a session that is not here, StateError for a state that is not whole or does not fit."""
 
-    def __init__(self, models: Models, memory: StateMemory, sessions: SessionTable) -> None:
+    def __init__(self, models: Models, options: EngineOptions, memory: StateMemory, sessions: SessionTable) -> None:
         self._models = models
+        self._accept_numeric_path = options.accept_numeric_path
+        self._key = options.cluster_key()
         self._memory = memory
         self._sessions = sessions
 
     def export(self, command: Export) -> Exported:
-        newest: dict[str, Checkpoint] = {}
-        for checkpoint in self._held(command.session):
-            if checkpoint.kind in command.kinds:
-                newest.pop(checkpoint.kind, None)
-                newest[checkpoint.kind] = checkpoint
-        chosen = list(newest.values())
-        deepest = self._sessions.on_the_way(command.session)
-        if deepest is not None and deepest not in chosen and "turn_end" in command.kinds:
-            chosen.append(deepest)  # the turn's end has no image: whoever goes on prefills what came after this one
-        if not chosen:
-            wanted = ", ".join(command.kinds)
-            raise EngineError(errors.UNKNOWN_SESSION, f"session {command.session!r} has no checkpoint of kind {wanted}")
-        blobs = tuple(encode_checkpoint(self._memory, c, self._models.fingerprint, command.record) for c in chosen)
+        bare = command.foreign is not None or not command.checkpoints
+        chosen = [] if bare else self._standing_for(command.session)
+        record = command.record or _record_of(chosen)
+        if not chosen and not record.ledger:
+            raise _nothing_held(command.session)
+        fingerprint = command.foreign.fingerprint if command.foreign else self._models.fingerprint
+        document = encode_session(self._memory, chosen, record, fingerprint, self._key)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
-        return Exported(command.call, command.session, blobs, tuple(kinds), tuple(c.frontier for c in chosen))
+        return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 
     def import_(self, command: Import) -> Imported:
         """The session keeps what it had unless every checkpoint is whole, fits this model, and finds room."""
-        if not command.blobs:
-            raise EngineError(errors.BAD_STATE, "an import needs at least one checkpoint")
-        decoded: list[Checkpoint] = []
-        record: dict[str, Any] = {}
-        try:
-            for blob in command.blobs:
-                decode = partial(
-                    decode_checkpoint, self._memory, blob, self._models.fingerprint, self._models.target.public_rows
-                )
-                checkpoint, record = self._sessions.with_room(decode, keep=command.session)
-                decoded.append(checkpoint)
-                if _known(checkpoint.kind) is None:
-                    raise EngineError(
-                        errors.BAD_STATE, f"manifest.kind is {checkpoint.kind!r}, which is not known here"
-                    )
-        except BaseException:
-            self._release(decoded)
-            raise
-        self._sessions.replace(command.session, decoded, command.origin)
-        return self._imported(command.call, command.session, record)
+        document = open_document(command.document, key=self._key)
+        record = document.manifest.session.record()
+        mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
+        if mismatch is not None and command.exact:
+            refused = FingerprintMismatch(mismatch.field, mismatch.stored, mismatch.here)
+            raise EngineError(errors.FINGERPRINT_MISMATCH, str(refused), mismatch.field)
+        if mismatch is None or mismatch.matter != "text":
+            document.check_tokens(self._models.target.public_rows)
+        loaded = self._load(document, command.session) if self._loadable(mismatch) else []
+        tenant = command.tenant if document.signed else None
+        self._sessions.replace(command.session, loaded, command.origin, tenant)
+        if loaded and record.ledger:
+            self._sessions.commit(command.session, record.ledger)
+        frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.session))
+        foreign = Foreign(mismatch, document.manifest.fingerprint) if mismatch is not None else None
+        return Imported(command.call, command.session, frontiers, record, foreign, document.signed)
 
     def fork(self, command: Fork) -> Imported:
         forked: list[Checkpoint] = []
@@ -73,20 +74,69 @@ class StateExchange:
             self._release(forked)
             raise
         self._sessions.replace(command.child, forked, "device", self._sessions.tenant(command.session))
-        return self._imported(command.call, command.child, {})
+        frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.child))
+        return Imported(command.call, command.child, frontiers)
+
+    def _loadable(self, mismatch: Mismatch | None) -> bool:
+        if mismatch is None:
+            return True
+        accepted = mismatch.matter == "numeric" and self._accept_numeric_path
+        action = "loaded all the same" if accepted else "not loaded, and will be rebuilt from its ledger"
+        logger.info("a session's state is %s: %s was %r, is %r", action, mismatch.field, mismatch.stored, mismatch.here)
+        return accepted
+
+    def _load(self, document: SessionDocument, session: str) -> list[Checkpoint]:
+        """Every checkpoint of a document, or nothing; of a detached one, those whose segments are there."""
+        document.check_fit(self._memory.geometry)
+        for number, entry in enumerate(document.manifest.checkpoints):
+            if _known(entry.kind) is None:
+                problem = f"manifest.checkpoints[{number}].kind is {entry.kind!r}, which is not known here"
+                raise EngineError(errors.BAD_STATE, problem)
+        document.check_payload()
+        loaded: list[Checkpoint] = []
+        try:
+            for entry in document.manifest.checkpoints:
+                try:
+                    loaded.append(self._sessions.with_room(partial(document.load, self._memory, entry), keep=session))
+                except MissingSegment as error:
+                    logger.warning("a checkpoint of a session is missed: %s", error)
+        except BaseException:
+            self._release(loaded)
+            raise
+        return loaded
+
+    def _standing_for(self, session: str) -> list[Checkpoint]:
+        """The newest checkpoint of each kind, and the deepest one on the way to the ledger's end, whoever holds it:
+        where the turn's end has no image, whoever goes on prefills what came after that one."""
+        newest: dict[str, Checkpoint] = {}
+        for checkpoint in self._sessions.checkpoints(session):
+            newest.pop(checkpoint.kind, None)
+            newest[checkpoint.kind] = checkpoint
+        chosen = list(newest.values())
+        deepest = self._sessions.on_the_way(session)
+        return chosen if deepest is None or deepest in chosen else [*chosen, deepest]
 
     def _held(self, session: str) -> tuple[Checkpoint, ...]:
         held = self._sessions.whole(session)
         if not held:
-            raise EngineError(errors.UNKNOWN_SESSION, f"no state of session {session!r} is held here")
+            raise _nothing_held(session)
         return held
 
     def _release(self, checkpoints: list[Checkpoint]) -> None:
         for checkpoint in checkpoints:
             self._memory.release(checkpoint)
 
-    def _imported(self, call: str, session: str, record: dict[str, Any]) -> Imported:
-        return Imported(call, session, tuple(c.frontier for c in self._sessions.checkpoints(session)), record)
+
+def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:
+    """A session of which only its checkpoints are known."""
+    deepest = max(checkpoints, key=lambda checkpoint: checkpoint.frontier, default=None)
+    if deepest is None:
+        return SessionRecord("session", ())
+    return SessionRecord("session", deepest.ledger, frontier=deepest.frontier)
+
+
+def _nothing_held(session: str) -> EngineError:
+    return EngineError(errors.UNKNOWN_SESSION, f"no state of session {session!r} is held here")
 
 
 def _known(kind: str) -> CheckpointKind | None:

@@ -65,9 +65,8 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
 
     `dry` finds every mistake that loading would find, and reads no weights: the result holds none and cannot run.
     """
-    dtype, device = _placement(options)
-    if dry:
-        device = torch.device("meta")
+    dtype, placed = _placement(options)
+    device = torch.device("meta") if dry else placed
     config = stretched(load_target_config(options.model), options.yarn_factor)
     tokenizer = Tokenizer.load(options.model)
     public_rows = _public_rows(options, config, tokenizer)
@@ -100,7 +99,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         tokenizer=tokenizer.sha256,
         template=chat_template.sha256,
         backend=options.backend,
-        numeric_path=numeric_path(device, options.dtype),
+        numeric_path=numeric_path(placed, options.dtype),
     )
     return Models(
         target=target,

@@ -6,8 +6,11 @@ callback or a lock. Token ids are plain ints, states are the bytes of `state/FOR
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from state.fingerprint import Mismatch
+from state.session_record import SessionRecord
 
 Hit = Literal["device", "host", "peer", "disk", "none"]
 """Where the state that a turn went on from was found. `none`: nothing was reused."""
@@ -138,28 +141,45 @@ class Preempt:
 
 
 @dataclass(frozen=True)
-class Export:
-    """Encodes what stands for a session, oldest first: the newest checkpoint of each kind that it holds on the device,
-    and with `turn_end` also the deepest one on the way to its ledger's end, whoever holds it and of whatever kind.
+class Foreign:
+    """What made a session's state, where that is not what runs here."""
 
-    `record` is what the replica knows of the session (transcript, turns, epoch, ...); it goes into each manifest as
-    is. It may hold only None, bool, int, float, str, bytes, lists and dicts with str keys. Answer: `Exported`.
+    mismatch: Mismatch
+    fingerprint: dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Export:
+    """Encodes a session: its record, the newest checkpoint of each kind that the device holds of it, oldest first, and
+    the deepest one on the way to its ledger's end, whoever holds that and of whatever kind.
+
+    `record` is what the replica knows of the session; without one, what the newest checkpoint's ledger says. A session
+    of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
+    So does `foreign`: the ledger is still what something else made, and the document says so. Answer: `Exported`.
     """
 
     call: str
     session: str
-    record: dict[str, Any] = field(default_factory=dict)
-    kinds: tuple[CheckpointKind, ...] = ("turn_start", "turn_end", "explicit", "tap")
+    record: SessionRecord | None = None
+    checkpoints: bool = True
+    foreign: Foreign | None = None
 
 
 @dataclass(frozen=True)
 class Import:
-    """Decodes checkpoints and gives them to `session`, replacing what it held. All or nothing. Answer: `Imported`."""
+    """Decodes a session document and gives its checkpoints to `session`, replacing what it held. All or nothing.
+
+    State that was made by something else is not loaded (decision 23): the answer says so, and its record's ledger is
+    what the next turn prefills. `exact`: such a document is refused with `fingerprint_mismatch`. `tenant`: whose other
+    sessions may share the state, if this cluster signed it; without a signature nobody's do. Answer: `Imported`.
+    """
 
     call: str
     session: str
-    blobs: tuple[bytes, ...]
+    document: bytes
     origin: Hit = "peer"
+    exact: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,21 +305,26 @@ class Failed:
 
 @dataclass(frozen=True)
 class Exported:
+    """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints."""
+
     call: str
     session: str
-    blobs: tuple[bytes, ...]
+    document: bytes
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """`frontiers` of the checkpoints, oldest first; `record` as exported with the last of them."""
+    """`frontiers` of the checkpoints that the session holds now, oldest first. Of an import: the `record` that came,
+    what made its state if that was something else, and whether the document is `signed` by this cluster."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
-    record: dict[str, Any]
+    record: SessionRecord | None = None
+    foreign: Foreign | None = None
+    signed: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from deployment.engine.drafting import Steps, check_steps
 
 Backend = Literal["none", "dflash", "dflash2"]
 
+MIN_KEY_BYTES = 16
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -33,6 +35,9 @@ class EngineOptions:
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
 
+    `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
+    `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
+    session is known as such).
     `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
     hunting faults, since it takes time in proportion to pages and images.
     """
@@ -60,6 +65,8 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+    accept_numeric_path: bool = False
+    cluster_key_file: Path | None = None
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
@@ -75,3 +82,17 @@ class EngineOptions:
                 raise ValueError(f"{name} is {value}, must be at least 0")
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
+        self.cluster_key()
+
+    def cluster_key(self) -> bytes | None:
+        """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
+        if self.cluster_key_file is None:
+            return None
+        try:
+            key = self.cluster_key_file.read_bytes().strip()
+        except OSError as error:
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} cannot be read: {error.strerror}") from None
+        if len(key) < MIN_KEY_BYTES:
+            problem = f"holds {len(key)} bytes, must hold at least {MIN_KEY_BYTES}"
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} {problem}")
+        return key

@@ -1,8 +1,8 @@
-"""The host store: a fence by epoch, idempotent puts, a byte budget, and no bytes that are not a checkpoint."""
+"""The host store: a fence by epoch, idempotent puts, a byte budget, and no bytes that are not a document."""
 
 from __future__ import annotations
 
-from deployment.host_store import HostStore, Image
+from deployment.host_store import HostStore, Receipt
 from deployment.ownership import Epoch, SessionKey
 from state.errors import FormatError
 
@@ -19,92 +19,91 @@ def store(budget: int = 1000) -> HostStore:
     return HostStore(budget, accept)
 
 
-def end(size: int = 10, frontier: int = 40) -> tuple[Image, ...]:
-    return (Image("turn_end", frontier, b"e" * size),)
+def put(
+    hosts: HostStore, key: SessionKey, owner: str, epoch: Epoch, order: int, size: int = 10, frontier: int = 40
+) -> Receipt:
+    return hosts.put(key, owner, epoch, order, (frontier,), b"d" * size)
 
 
-def start(size: int = 10, frontier: int = 20) -> tuple[Image, ...]:
-    return (Image("turn_start", frontier, b"s" * size),)
+def frontier_of(hosts: HostStore, key: SessionKey = KEY) -> int:
+    held = hosts.newest(key)
+    assert held is not None
+    return max(held.frontiers)
 
 
 def test_put_of_an_older_epoch_is_fenced():
     hosts = store()
-    assert hosts.put(KEY, "b", Epoch(1, 5), 1, end()).accepted
-    late = hosts.put(KEY, "a", Epoch(1, 4), 9, end(frontier=99))
+    assert put(hosts, KEY, "b", Epoch(1, 5), 1).accepted
+    late = put(hosts, KEY, "a", Epoch(1, 4), 9, frontier=99)
     assert not late.accepted and late.fenced and "1.4" in late.reason and "1.5" in late.reason
-    held = hosts.newest(KEY)
-    assert held is not None and held.frontier == 40
+    assert frontier_of(hosts) == 40
 
 
 def test_seal_fences_the_former_owner_before_anything_is_put():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 4), 1, end())
+    put(hosts, KEY, "a", Epoch(1, 4), 1)
     held = hosts.seal(KEY, Epoch(1, 5))
     assert held is not None and held.owner == "a"
-    assert hosts.put(KEY, "a", Epoch(1, 4), 2, end()).fenced
+    assert put(hosts, KEY, "a", Epoch(1, 4), 2).fenced
     assert hosts.seal(OTHER, Epoch(1, 6)) is None
-    assert hosts.put(OTHER, "a", Epoch(1, 4), 1, end()).fenced
+    assert put(hosts, OTHER, "a", Epoch(1, 4), 1).fenced
 
 
 def test_repeated_put_is_accepted_and_changes_nothing():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 1), 2, end(frontier=40))
-    assert hosts.put(KEY, "a", Epoch(1, 1), 2, end(frontier=7)).accepted
-    assert hosts.put(KEY, "a", Epoch(1, 1), 1, start()).accepted
-    held = hosts.newest(KEY)
-    assert held is not None and [image.frontier for image in held.images] == [40]
+    put(hosts, KEY, "a", Epoch(1, 1), 2, frontier=40)
+    assert put(hosts, KEY, "a", Epoch(1, 1), 2, frontier=7).accepted
+    assert put(hosts, KEY, "a", Epoch(1, 1), 1).accepted
+    assert frontier_of(hosts) == 40
 
 
-def test_each_kind_is_replaced_by_its_newest_and_the_newest_put_comes_last():
+def test_a_put_replaces_the_sessions_older_document_even_by_one_without_state():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 1), 1, (*start(frontier=10), *end(frontier=20)))
-    hosts.put(KEY, "a", Epoch(1, 1), 2, start(frontier=30))
+    put(hosts, KEY, "a", Epoch(1, 1), 1, size=50)
+    assert hosts.put(KEY, "a", Epoch(1, 1), 2, (), b"ledger").accepted
     held = hosts.newest(KEY)
-    assert held is not None
-    assert [(image.kind, image.frontier) for image in held.images] == [("turn_end", 20), ("turn_start", 30)]
+    assert held is not None and (held.document, held.frontiers, hosts.size) == (b"ledger", (), 6)
 
 
-def test_bytes_that_are_no_checkpoint_are_refused_and_what_was_there_stays():
+def test_bytes_that_are_no_document_are_refused_and_what_was_there_stays():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 1), 1, end(frontier=20))
-    receipt = hosts.put(KEY, "a", Epoch(1, 1), 2, (Image("turn_end", 30, b"bad"),))
+    put(hosts, KEY, "a", Epoch(1, 1), 1, frontier=20)
+    receipt = hosts.put(KEY, "a", Epoch(1, 1), 2, (30,), b"bad")
     assert not receipt.accepted and not receipt.fenced and "trailer" in receipt.reason
-    held = hosts.newest(KEY)
-    assert held is not None and held.frontier == 20
+    assert frontier_of(hosts) == 20
 
 
 def test_budget_evicts_the_session_that_was_unused_for_longest():
     hosts = store(budget=100)
-    hosts.put(KEY, "a", Epoch(1, 1), 1, end(40))
-    hosts.put(OTHER, "a", Epoch(1, 2), 1, end(40))
+    put(hosts, KEY, "a", Epoch(1, 1), 1, 40)
+    put(hosts, OTHER, "a", Epoch(1, 2), 1, 40)
     hosts.newest(KEY)
-    hosts.put(SessionKey("t" * 64, "three"), "a", Epoch(1, 3), 1, end(40))
+    put(hosts, SessionKey("t" * 64, "three"), "a", Epoch(1, 3), 1, 40)
     assert hosts.newest(OTHER) is None and hosts.newest(KEY) is not None
     assert hosts.size == 80
 
 
-def test_session_that_alone_is_over_the_budget_loses_its_older_image():
+def test_a_document_over_the_whole_budget_is_refused_with_both_sizes_and_evicts_nobody():
     hosts = store(budget=100)
-    hosts.put(KEY, "a", Epoch(1, 1), 1, end(80))
-    assert hosts.put(KEY, "a", Epoch(1, 1), 2, start(60)).accepted
-    held = hosts.newest(KEY)
-    assert held is not None and [image.kind for image in held.images] == ["turn_start"]
-    refused = hosts.put(KEY, "a", Epoch(1, 1), 3, end(101))
-    assert not refused.accepted and "101" in refused.reason and "100" in refused.reason
+    put(hosts, OTHER, "a", Epoch(1, 1), 1, 90)
+    refused = put(hosts, KEY, "a", Epoch(1, 2), 3, 101)
+    assert refused.too_large and not refused.accepted and "101" in refused.reason and "100" in refused.reason
+    assert hosts.newest(OTHER) is not None
+    assert put(hosts, KEY, "a", Epoch(1, 2), 3, 60).accepted, "less of it under the same order"
 
 
 def test_deleted_session_is_not_written_again_by_its_old_owner():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 1), 1, end())
+    put(hosts, KEY, "a", Epoch(1, 1), 1)
     hosts.delete(KEY, Epoch(1, 1))
     assert hosts.newest(KEY) is None
-    assert hosts.put(KEY, "a", Epoch(1, 1), 2, end()).fenced
-    assert hosts.put(KEY, "b", Epoch(1, 2), 1, end()).accepted
+    assert put(hosts, KEY, "a", Epoch(1, 1), 2).fenced
+    assert put(hosts, KEY, "b", Epoch(1, 2), 1).accepted
 
 
 def test_index_tells_everything_but_the_bytes():
     hosts = store()
-    hosts.put(KEY, "a", Epoch(1, 1), 3, (*start(frontier=10), *end(frontier=20)))
+    hosts.put(KEY, "a", Epoch(1, 1), 3, (10, 20), b"d" * 10)
     (held,) = hosts.index()
-    assert (held.key, held.owner, held.epoch, held.order, held.frontier) == (KEY, "a", Epoch(1, 1), 3, 20)
-    assert all(image.blob == b"" for image in held.images)
+    assert (held.key, held.owner, held.epoch, held.order, held.frontiers) == (KEY, "a", Epoch(1, 1), 3, (10, 20))
+    assert held.document == b""

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Coroutine
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
 from deployment.directory import Directory
-from deployment.engine.errors import BAD_STATE, UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Import, Imported
+from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
+from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
 from deployment.errors import Refused, RequestError
-from deployment.host_store import HostStore, Image, Receipt
+from deployment.host_store import HostStore, Receipt
 from deployment.keeper import SessionKeeper
 from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
 from deployment.session import Session
 from deployment.wire import HandedOver, NotHere
+from state.fingerprint import Mismatch
+from state.session_record import SessionRecord
 
 KEY = SessionKey("t" * 64, "one")
 
 
+def packed(record: SessionRecord, state: bool) -> bytes:
+    return pickle.dumps((record, state))
+
+
 class FakeService:
-    """An engine whose checkpoints are just the record that was exported with them."""
+    """An engine whose documents are just the record that was exported with them, and whether there is state."""
 
     def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-        self.broken = False
+        self.held: set[str] = set()
+        self.broken: EngineError | None = None
+        self.foreign: Foreign | None = None
         self.evicted: set[str] = set()
+        self.exports: list[Export] = []
 
     def evict(self, session: str) -> None:
-        del self.held[session]
+        self.held.remove(session)
         self.evicted.add(session)
 
     def was_evicted(self, session: str) -> bool:
@@ -40,21 +48,27 @@ class FakeService:
 
     async def call(self, command: Command) -> Event:
         match command:
-            case Export():
-                if command.session not in self.held:
+            case Export(record=record):
+                self.exports.append(command)
+                assert record is not None
+                state = command.session in self.held and command.checkpoints and command.foreign is None
+                if not state and not record.ledger:
                     raise EngineError(UNKNOWN_SESSION, "not here")
-                self.held[command.session] = bytes(msgpack.packb(command.record) or b"")
-                blobs = (self.held[command.session],)
-                return Exported(command.call, command.session, blobs, ("turn_end",), (command.record["frontier"],))
+                frontiers = (record.frontier,) if state else ()
+                return Exported(command.call, command.session, packed(record, state), ("turn_end",), frontiers)
             case Import():
-                if self.broken:
-                    raise EngineError(BAD_STATE, "planes disagree")
-                self.held[command.session] = command.blobs[-1]
+                if self.broken is not None:
+                    raise self.broken
+                record, state = pickle.loads(command.document)
+                state = state and self.foreign is None
+                self.held.discard(command.session)
+                if state:
+                    self.held.add(command.session)
                 self.evicted.discard(command.session)
-                record = msgpack.unpackb(command.blobs[-1])
-                return Imported(command.call, command.session, (record["frontier"],), record)
+                frontiers = (record.frontier,) if state else ()
+                return Imported(command.call, command.session, frontiers, record, self.foreign)
             case Drop():
-                self.held.pop(command.session, None)
+                self.held.discard(command.session)
                 return Dropped(command.call, command.session)
             case _:
                 raise AssertionError(command)
@@ -80,17 +94,13 @@ class FakeCluster:
         held = self.store.seal(key, epoch)
         if held is None:
             return None
-        blobs = tuple(np.frombuffer(image.blob, np.uint8) for image in held.images)
-        return HandedOver(held.epoch, ("turn_end",) * len(blobs), (held.frontier,) * len(blobs), blobs)
+        return HandedOver(held.epoch, held.order, held.frontiers, np.frombuffer(held.document, np.uint8))
 
-    async def put(self, key: SessionKey, owner: str, order: int, state: HandedOver) -> Receipt:
-        images = tuple(
-            Image(kind, frontier, blob.tobytes())
-            for kind, frontier, blob in zip(state.kinds, state.frontiers, state.blobs, strict=True)
-        )
-        receipt = self.store.put(key, owner, state.epoch, order, images)
+    async def put(self, key: SessionKey, owner: str, state: HandedOver) -> Receipt:
+        receipt = self.store.put(key, owner, state.epoch, state.order, state.frontiers, state.document.tobytes())
         if receipt.accepted:
-            self.directory.record_copy(key, Copy("node", state.epoch, order, max(state.frontiers)), 1.0)
+            copy = Copy("node", state.epoch, state.order, max(state.frontiers, default=0))
+            self.directory.record_copy(key, copy, 1.0)
         return receipt
 
 
@@ -129,8 +139,8 @@ class World:
         """A turn at replica `name`, as far as a keeper sees one."""
         session, _ = await self.get(name)
         session.ledger, session.frontier = ledger, len(ledger) - 1
-        self.service[name].held[session.engine_id] = b""
-        await self.keeper[name].copy(session, ("turn_end",))
+        self.service[name].held.add(session.engine_id)
+        await self.keeper[name].copy(session)
         return session
 
 
@@ -156,7 +166,7 @@ def test_living_owner_hands_over_and_forgets():
         first = await world.turn("a", 1, 2, 3)
         session, hit = await world.get("b")
         assert (hit, session.ledger) == ("peer", (1, 2, 3)) and session.epoch > first.epoch
-        assert world.keeper["a"].held(KEY) is None and world.service["a"].held == {}
+        assert world.keeper["a"].held(KEY) is None and world.service["a"].held == set()
         copies = world.cluster.directory.locate(KEY)
         assert copies is not None and copies.owner == "b" and copies.copies[0].epoch == session.epoch
 
@@ -194,7 +204,7 @@ def test_owner_that_was_given_up_for_dead_cannot_write_and_forgets():
         await world.turn("b", 1, 2, 3, 4, 5)
         stale.ledger, stale.frontier = (1, 2, 3, 9, 9, 9), 5
         with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].copy(stale, ("turn_end",))
+            await world.keeper["a"].copy(stale)
         assert (caught.value.refused.status, caught.value.refused.code) == (409, "session_moved")
         assert world.keeper["a"].held(KEY) is None
         session, _ = await world.get("a")
@@ -250,11 +260,11 @@ def test_state_that_cannot_be_loaded_is_an_error_now_and_tried_again_later():
         world = World()
         await world.turn("a", 1, 2, 3)
         del world.peers.alive["a"]
-        world.service["b"].broken = True
+        world.service["b"].broken = EngineError(BAD_STATE, "planes disagree")
         with pytest.raises(RequestError) as caught:
             await world.get("b")
         assert caught.value.refused.status == 503 and "planes disagree" in caught.value.refused.message
-        world.service["b"].broken = False
+        world.service["b"].broken = None
         session, hit = await world.get("b")
         assert (hit, session.ledger) == ("host", (1, 2, 3))
 
@@ -277,7 +287,7 @@ def test_session_that_the_device_did_not_keep_comes_back_from_the_host_store():
     async def steps() -> None:
         world = World()
         session = await world.turn("a", 1, 2, 3)
-        del world.service["a"].held[session.engine_id]
+        world.service["a"].held.remove(session.engine_id)
         await world.keeper["a"].bring_back(session)
         assert session.engine_id in world.service["a"].held
         world.cluster.store = HostStore(1 << 20, lambda blob: None)
@@ -296,7 +306,7 @@ def test_evicted_session_is_brought_back_for_its_next_turn_but_not_under_a_runni
         service.evict(session.engine_id)
         session.running = object()  # pyright: ignore[reportAttributeAccessIssue]
         await world.get("a")
-        assert service.held == {}
+        assert service.held == set()
         session.running = None
         assert await world.get("a") == (session, "device")
         assert session.engine_id in service.held and not service.evicted
@@ -311,7 +321,7 @@ def test_evicted_session_without_a_copy_keeps_its_ledger_and_is_prefilled():
         world.service["a"].evict(session.engine_id)
         world.cluster.store = HostStore(1 << 20, lambda blob: None)
         again, _ = await world.get("a")
-        assert again is session and again.ledger == (1, 2, 3) and world.service["a"].held == {}
+        assert again is session and again.ledger == (1, 2, 3) and world.service["a"].held == set()
 
     run(steps())
 
@@ -331,5 +341,168 @@ def test_two_replicas_that_want_a_dead_owners_session_end_with_one_owner():
         assert placement is not None and placement.owner is not None
         owner = held[placement.owner]
         assert owner is not None and owner.epoch == placement.epoch and owner.ledger == (1, 2, 3)
+
+    run(steps())
+
+
+# ------------------------------------------------------------------------------------------------ without state
+
+
+def test_session_that_its_owner_has_no_state_of_moves_with_the_hosts_copy_of_the_same_turn():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        world.service["a"].evict(session.engine_id)
+        moved, hit = await world.get("b")
+        assert (hit, moved.ledger) == ("host", (1, 2, 3)) and moved.engine_id in world.service["b"].held
+
+    run(steps())
+
+
+def test_a_newer_ledger_without_state_is_worth_more_than_an_older_copy_with_state():
+    async def steps() -> None:
+        world = World()
+        session = await world.turn("a", 1, 2, 3)
+        world.service["a"].evict(session.engine_id)
+        session.ledger, session.frontier, session.order = (1, 2, 3, 4, 5), 4, session.order + 1
+        moved, hit = await world.get("b")
+        assert (hit, moved.ledger) == ("none", (1, 2, 3, 4, 5)) and world.service["b"].held == set()
+
+    run(steps())
+
+
+def test_session_too_large_for_the_host_store_is_copied_by_its_ledger():
+    async def steps() -> None:
+        world = World()
+        sizes: list[int] = []
+
+        def put_small_ones(key: SessionKey, owner: str, epoch: Epoch, order: int, frontiers: Any, data: bytes):
+            sizes.append(len(frontiers))
+            return Receipt(True) if not frontiers else Receipt(False, "too large", too_large=True)
+
+        world.cluster.store.put = put_small_ones  # pyright: ignore[reportAttributeAccessIssue]
+        await world.turn("a", 1, 2, 3)
+        assert sizes == [1, 0]
+
+    run(steps())
+
+
+# ------------------------------------------------------------------------------------------------ another model's
+
+FOREIGN = Foreign(Mismatch("weights", "weights", "theirs", "ours"), {"weights": "theirs"})
+
+
+def test_a_ledger_of_other_weights_is_kept_marked_and_travels_on_as_what_it_is():
+    async def steps() -> None:
+        world = World()
+        await world.turn("a", 1, 2, 3)
+        del world.peers.alive["a"]
+        world.service["b"].foreign = FOREIGN
+        session, hit = await world.get("b")
+        assert (hit, session.ledger, session.foreign) == ("none", (1, 2, 3), FOREIGN)
+        assert world.service["b"].exports[-1].foreign == FOREIGN
+
+    run(steps())
+
+
+def test_a_state_of_another_drafter_only_costs_a_rebuild():
+    async def steps() -> None:
+        world = World()
+        await world.turn("a", 1, 2, 3)
+        del world.peers.alive["a"]
+        world.service["b"].foreign = Foreign(Mismatch("drafter", "form", "theirs", "ours"), {})
+        session, hit = await world.get("b")
+        assert (hit, session.ledger, session.foreign) == ("none", (1, 2, 3), None)
+
+    run(steps())
+
+
+def test_a_copy_of_another_session_is_not_taken_for_this_one():
+    async def steps() -> None:
+        world = World()
+        await world.turn("a", 1, 2, 3)
+        del world.peers.alive["a"]
+        held = world.cluster.store.newest(KEY)
+        assert held is not None
+        other = packed(SessionRecord("two", (9,)), True)
+        world.cluster.store.put(KEY, "a", held.epoch, held.order + 1, (1,), other)
+        with pytest.raises(RequestError) as caught:
+            await world.get("b")
+        assert "'two'" in caught.value.refused.message and world.service["b"].held == set()
+
+    run(steps())
+
+
+# ------------------------------------------------------------------------------------------------ import and export
+
+
+def test_imported_session_belongs_to_its_key_whatever_name_the_document_has():
+    async def steps() -> None:
+        world = World()
+        document = packed(SessionRecord("theirs", (1, 2, 3), epoch=(99, 99), frontier=2), True)
+        session = await world.keeper["a"].create_imported(KEY, document)
+        assert (session.key, session.ledger, session.free) == (KEY, (1, 2, 3), True)
+        assert session.epoch < Epoch(99, 99), "epochs are granted, never imported"
+        assert world.cluster.store.newest(KEY) is not None
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["b"].create_imported(KEY, document)
+        assert caught.value.refused.code == "session_exists"
+        moved, _ = await world.get("b")
+        assert moved.ledger == (1, 2, 3)
+
+    run(steps())
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(BAD_STATE, 400), (FINGERPRINT_MISMATCH, 409)], ids=["damaged", "another model"]
+)
+def test_a_document_that_is_refused_leaves_no_session(code: str, status: int):
+    async def steps() -> None:
+        world = World()
+        world.service["a"].broken = EngineError(code, "it is the trailer")
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].create_imported(KEY, b"")
+        assert (caught.value.refused.status, caught.value.refused.code) == (status, code)
+        assert "trailer" in caught.value.refused.message
+        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
+
+    run(steps())
+
+
+def test_no_turn_begins_in_a_session_that_is_still_being_imported():
+    async def steps() -> None:
+        world = World()
+        keeper, service = world.keeper["a"], world.service["a"]
+        call = service.call
+
+        async def watched(command: Command) -> Event:
+            if isinstance(command, Import):
+                session = keeper.held(KEY)
+                assert session is not None and not await keeper.idle(session)
+            return await call(command)
+
+        service.call = watched  # pyright: ignore[reportAttributeAccessIssue]
+        await keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
+
+    run(steps())
+
+
+def test_export_needs_an_idle_session_with_a_past():
+    async def steps() -> None:
+        world = World()
+        fresh, _ = await world.get("a")
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].document(fresh)
+        assert caught.value.refused.status == 404
+        session = await world.turn("a", 1, 2, 3)
+        assert pickle.loads((await world.keeper["a"].document(session)).tobytes())[0] == session.record()
+        session.moving_until = 1e18
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].document(session)
+        assert caught.value.refused.code == "session_busy"
+        session.moving_until, session.lost = 0.0, True
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].document(session)
+        assert caught.value.refused.code == "session_unavailable"
 
     run(steps())

@@ -396,6 +396,29 @@ def test_everything_that_is_no_request_gets_the_openai_error_shape(client: httpx
 # ------------------------------------------------------------------------------------------------ deaths
 
 
+def test_session_is_exported_and_goes_on_elsewhere_as_another_tenants_own(client: httpx.Client):
+    chat(client, [FACT], "travelling")
+    exported = client.get("/v1/sessions/travelling/export")
+    assert exported.status_code == 200 and exported.content.startswith(b"\x89DFS")
+    theirs = {"authorization": "Bearer somebody-else"}
+    assert client.get("/v1/sessions/travelling/export", headers=theirs).status_code == 404
+    arrived = client.post("/v1/sessions/import", content=exported.content, headers=theirs, params={"id": "arrived"})
+    assert arrived.status_code == 200, arrived.text
+    body = {"messages": [QUESTION], **GREEDY}
+    answers = [
+        client.post("/v1/sessions/travelling/turns", json=body).json(),
+        client.post("/v1/sessions/arrived/turns", json=body, headers=theirs).json(),
+    ]
+    assert "4172" in text(answers[1]) and text(answers[0]) == text(answers[1])
+    assert answers[1]["session"]["hit"] == "disk" and answers[1]["session"]["reused"] == answers[0]["session"]["reused"]
+    assert client.get("/v1/sessions/arrived").status_code == 404, "it belongs to the key that imported it"
+    again = client.post("/v1/sessions/import", content=exported.content)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "session_exists")
+    damaged = client.post("/v1/sessions/import", content=exported.content[:-1], params={"id": "new"})
+    assert (damaged.status_code, damaged.json()["error"]["code"]) == (400, "bad_state")
+    assert client.get("/v1/sessions/new").status_code == 404
+
+
 def test_directory_that_was_killed_is_rebuilt_from_the_host_stores(client: httpx.Client):
     chat(client, [FACT], "remembered")
     before = client.get("/v1/sessions/remembered").json()

@@ -45,8 +45,8 @@ def test_a_bf16_session_moves_between_engines_and_goes_on_as_if_it_had_stayed(ba
     ]
     assert ledgers[0].token_ids == ledgers[1].token_ids
     exported = source.call(Export("e", "s"))
-    assert isinstance(destination.call(Import("i", "s", exported.blobs)), Imported)
-    assert destination.call(Export("e", "s")).blobs == exported.blobs
+    assert isinstance(destination.call(Import("i", "s", exported.document)), Imported)
+    assert destination.call(Export("e", "s")).document == exported.document
     ledger = prompt(6) + ledgers[0].token_ids
     ends = [
         d.run(ledger, session="s", sampling=sampling, max_tokens=40, ignore_eos=True) for d in (destination, stayed)

@@ -26,6 +26,7 @@ from deployment.engine.messages import (
 )
 from deployment.engine.service import EngineService
 from state.errors import CoverageError
+from state.session_record import SessionRecord
 from tests.engine.driving import Driver, models, options, prompt
 
 SHORT = prompt(0)[:40]
@@ -88,24 +89,24 @@ def test_a_session_larger_than_what_is_left_gives_up_its_own_state_rather_than_t
 
 def test_an_import_that_is_refused_leaves_the_session_what_it_had():
     source = holding("s", "t", backend="dflash2", images=4)
-    (blob,) = source.call(Export("e", "t")).blobs
-    damaged = bytearray(blob)
+    damaged = bytearray(source.call(Export("e", "t")).document)
     damaged[-40] ^= 1
     driver = holding("s", backend="dflash2", images=3, lanes=1)
     before = driver.engine.memory.checkpoints
-    answer = driver.call(Import("i", "s", (blob, bytes(damaged))))
+    answer = driver.call(Import("i", "s", bytes(damaged)))
     assert isinstance(answer, Failed) and answer.code == errors.BAD_STATE
     assert driver.engine.memory.checkpoints == before
     driver.engine.memory.check_invariants()
 
 
 def test_an_import_without_room_is_overloaded_and_not_a_bad_state():
-    source = holding("s", "t", images=4)
-    blobs = [source.call(Export("e", session)).blobs[0] for session in "st"]
+    source = Driver(images=4)
+    source.run(prompt(0), session="s", stable_boundary=20, max_tokens=4, ignore_eos=True)
+    document = source.call(Export("e", "s")).document
     driver = holding("s", images=1, lanes=1)
     driver.submit(prompt(1), max_tokens=100, ignore_eos=True)
     driver.engine.step()
-    answer = driver.call(Import("i", "s", tuple(blobs)))
+    answer = driver.call(Import("i", "s", document))
     assert isinstance(answer, Failed) and answer.code == errors.OVERLOADED
     assert len(driver.engine._sessions.checkpoints("s")) == 1
 
@@ -127,20 +128,23 @@ def test_a_fork_under_pressure_is_whole_or_refused_and_never_eats_its_parent():
 @pytest.mark.parametrize("command", ["drop", "import"])
 def test_a_session_that_was_dropped_or_replaced_gets_nothing_from_a_turn_that_still_runs(command):
     driver = holding("other", images=6)
-    blobs = driver.call(Export("e", "other")).blobs
+    document = driver.call(Export("e", "other")).document
     turn = driver.submit(prompt(0), session="s", max_tokens=20, ignore_eos=True)
     driver.engine.step()
-    driver.call(Drop("d", "s") if command == "drop" else Import("i", "s", blobs))
+    driver.call(Drop("d", "s") if command == "drop" else Import("i", "s", document))
     driver.steps()
     assert len(driver.finished(turn).token_ids) == 20
     kept = driver.engine._sessions.checkpoints("s")
     assert [c.frontier for c in kept] == ([] if command == "drop" else [43])
 
 
-def test_an_export_of_kinds_that_are_not_held_is_refused_instead_of_empty():
+def test_an_export_of_what_is_not_held_is_refused_unless_its_ledger_is_known():
     driver = holding("s", images=3)
-    answer = driver.call(Export("e", "s", kinds=("explicit",)))
-    assert isinstance(answer, Failed) and answer.code == errors.UNKNOWN_SESSION and "explicit" in answer.message
+    for record in (None, SessionRecord("t", ())):
+        answer = driver.call(Export("e", "t", record))
+        assert isinstance(answer, Failed) and answer.code == errors.UNKNOWN_SESSION and "'t'" in answer.message
+    exported = driver.call(Export("e", "t", SessionRecord("t", (1, 2, 3), frontier=2)))
+    assert isinstance(exported, Exported) and exported.frontiers == ()
 
 
 def test_export_gives_the_newest_checkpoint_of_each_kind_oldest_first():

@@ -72,7 +72,7 @@ def restored(
     if moved:
         exported = driver.call(Export("e", "s"))
         driver = TinyDriver(backend, draft_tokens, lanes=1, images=4)
-        driver.call(Import("i", "s", exported.blobs))
+        driver.call(Import("i", "s", exported.document))
     turn = driver.submit(PROMPT + first, session="s", sampling=sampling, max_tokens=TOKENS - CUT, ignore_eos=True)
     driver.steps()
     assert driver.started(turn).prefilled == 1

@@ -24,6 +24,7 @@ from deployment.engine.messages import (
     Submit,
 )
 from state.errors import StateError
+from state.session_record import SessionRecord
 from tests.engine.driving import Driver, prompt
 from tests.engine.hashing import Clock, hash_engine, undisturbed
 
@@ -116,9 +117,9 @@ def test_state_from_outside_is_found_by_its_own_session_alone_and_so_is_what_com
     """Whoever can import a state could otherwise put any text into the prompts of others."""
     source = Driver("none", images=4)
     ledger = prompt(0) + source.run(prompt(0), session="s", max_tokens=4, ignore_eos=True).token_ids
-    blobs = source.call(Export("e", "s")).blobs
+    document = source.call(Export("e", "s")).document
     driver = Driver("none", images=6)
-    assert isinstance(driver.call(Import("i", "s", blobs)), Imported)
+    assert isinstance(driver.call(Import("i", "s", document)), Imported)
     mine = driver.submit((*ledger, 290, 291), session="s", max_tokens=4, ignore_eos=True, system_boundary=len(ledger))
     driver.steps()
     assert driver.started(mine).hit == "peer" and len(driver.captured(mine)) == 1
@@ -229,10 +230,10 @@ def test_a_session_whose_turn_end_has_no_image_moves_with_the_deepest_one_and_pr
     ledger = first + driver.run(first, session="s", max_tokens=6, ignore_eos=True, system_boundary=boundary).token_ids
     ledger += (290, 291)
     ledger += driver.run(ledger, session="s", max_tokens=6, ignore_eos=True).token_ids
-    exported = driver.call(Export("e", "s", {"ledger": list(ledger)}, ("turn_end",)))
+    exported = driver.call(Export("e", "s", SessionRecord("s", ledger)))
     assert isinstance(exported, Exported)
     assert (exported.kinds, exported.frontiers) == ((("tap",), (61,)) if tap else (("turn_end",), (75,)))
-    assert other.call(Import("i", "s", exported.blobs)).record == {"ledger": list(ledger)}
+    assert other.call(Import("i", "s", exported.document)).record.ledger == ledger
     turn = other.submit(ledger, session="s", max_tokens=20, ignore_eos=True)
     other.steps()
     assert (other.started(turn).hit, other.started(turn).reused) == ("peer", exported.frontiers[0])

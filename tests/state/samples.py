@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,6 +12,7 @@ from state.checkpoint import Checkpoint
 from state.coverage import Form
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.memory import SequenceMemory, StateMemory
+from state.session_record import SessionRecord, TurnRecord
 
 WINDOW = 80
 """S of the samples: no multiple of a page, so that rings and pages wrap at different places."""
@@ -57,6 +59,24 @@ GEOMETRIES = {
 
 PUBLIC_ROWS = 5000
 FINGERPRINT: dict[str, str | int] = {"weights": "w1", "tokenizer": "t1", "window": WINDOW, "numeric_path": "cpu"}
+
+TURN = TurnRecord(
+    id="turn-1",
+    mode="history",
+    replica="r1",
+    request={"temperature": 0.5, "stop": ["a"], "logit_bias": [[1, -0.5]]},
+    request_sha256=bytes(range(32)),
+    seed=2**64 - 1,
+    idempotency_key=None,
+    start=3,
+    published=2,
+    finish_reason="stop",
+    frontier=5,
+    hit="none",
+    reused=0,
+    prefilled=3,
+    acceptance_length=1.5,
+)
 
 Planes = dict[str, torch.Tensor]
 
@@ -139,3 +159,17 @@ def checkpoint_at(
 def everything_free(memory: StateMemory) -> bool:
     pools = [memory.target, memory.draft] if memory.draft else [memory.target]
     return memory.images.free == memory.images.slots and all(pool.free == pool.pages for pool in pools)
+
+
+def record_of(ledger: Sequence[int]) -> SessionRecord:
+    """A session with that ledger, one turn, and text that is not ASCII."""
+    return SessionRecord(
+        id="s-1",
+        ledger=tuple(ledger),
+        epoch=(1_795_989_508, 4),
+        order=7,
+        opener=1,
+        frontier=max(0, len(ledger) - 1),
+        transcript=({"role": "user", "content": "Grüße, 世界 🌍"}, {"role": "assistant", "content": None, "x": b"\0"}),
+        turns=(TURN,),
+    )

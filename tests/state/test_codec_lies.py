@@ -1,4 +1,4 @@
-"""Blobs that are whole but lie: a typed error names the place, and nothing stays allocated."""
+"""Documents that are whole but lie: a typed error names the place, and nothing stays allocated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from state.codec import MANIFEST_LIMIT, decode_checkpoint
+from state.container import HEADER, MANIFEST_LIMIT
 from state.errors import CoverageError, FingerprintMismatch, FormatError
 from state.geometry import StateGeometry
-from tests.state.blobs import Parts, put_together, take_apart
-from tests.state.refusals import FRONTIER, good_blob, good_parts, refused
+from state.session_manifest import LEDGER_LIMIT
+from tests.state.blobs import Parts, packed, put_together, take_apart, words
+from tests.state.refusals import FRONTIER, brought_in, good_blob, good_parts, refused
 from tests.state.samples import (
     FINGERPRINT,
     FP32,
@@ -40,99 +41,182 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert refused(put_together(replace(good_parts(), manifest=manifest))).place == f"manifest.{field}"
 
 
+@pytest.mark.parametrize("part", ["session", "checkpoints", "turns"])
+def test_a_missing_field_of_a_part_is_named(part: str) -> None:
+    whole = good_parts().manifest[part]
+    fields, place = (whole, f"manifest.{part}") if part == "session" else (whole[0], f"manifest.{part}[0]")
+    for field in fields:
+        less = {name: value for name, value in fields.items() if name != field}
+        changed = good_parts().with_manifest(**{part: less if part == "session" else [less]})
+        assert refused(put_together(changed)).place == f"{place}.{field}"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "place"),
     [
-        ("frontier", -1, "manifest.frontier"),
-        ("frontier", 70.0, "manifest.frontier"),
-        ("frontier", True, "manifest.frontier"),
-        ("frontier", 2**63, "manifest.frontier"),
-        ("created", "now", "manifest.created"),
-        ("created", -1.0, "manifest.created"),
-        ("created", 1e300, "manifest.created"),
-        ("kind", "", "manifest.kind"),
-        ("kind", "x" * 65, "manifest.kind"),
-        ("form", "both", "manifest.form"),
-        ("checkpoint", "0" * 31, "manifest.checkpoint"),
-        ("checkpoint", "G" * 32, "manifest.checkpoint"),
-        ("checkpoint", None, "manifest.checkpoint"),
         ("ledger", b"123", "manifest.ledger"),
         ("ledger", [1, 2], "manifest.ledger"),
-        ("lineage", {"parent": "x", "fork_origin": None}, "manifest.lineage.parent"),
+        ("ledger", bytes(4 * (LEDGER_LIMIT + 1)), "manifest.ledger"),
         ("positions", {"rope_delta": 3}, "manifest.positions.rope_delta"),
+        ("positions", {"rope_delta": 0, "more": 1}, "manifest.positions.more"),
+        ("media", [{"sha256": bytes(32)}], "manifest.media"),
         ("page_tokens", 16, "manifest.page_tokens"),
         ("fingerprint", {"weights": 1.5}, "manifest.fingerprint.weights"),
         ("fingerprint", ["weights"], "manifest.fingerprint"),
-        ("coverage", {}, "manifest.coverage.target_kv"),
         ("layouts", {"image": {"gdn": "F32"}}, "manifest.layouts.image.gdn"),
         ("layouts", {"image": {"gdn": ["F32", [-1]]}}, "manifest.layouts.image.gdn"),
+        ("layouts", {"image": {"../../etc/passwd": ["F32", "x"]}}, "manifest.layouts.image.'../../etc/passwd'"),
         ("segments", {}, "manifest.segments"),
         ("segments", [1], "manifest.segments[0]"),
-        ("segments", [], "manifest.segments"),
-        ("record", None, "manifest.record"),
+        ("transcript", "hello", "manifest.transcript"),
+        ("transcript", [{"content": "x"}], "manifest.transcript[0].role"),
+        ("transcript", [{"role": "user", "content": [1]}], "manifest.transcript[0].content[0]"),
+        ("turns", {}, "manifest.turns"),
+        ("session", None, "manifest.session"),
+        ("checkpoints", [{}] * 65, "manifest.checkpoints"),
     ],
 )
 def test_a_field_of_another_type_or_range_is_named(field: str, value: object, place: str) -> None:
     assert refused(put_together(good_parts().with_manifest(**{field: value}))).place == place
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("frontier", -1),
+        ("frontier", 70.0),
+        ("frontier", True),
+        ("frontier", 2**63),
+        ("frontier", FRONTIER + 2),
+        ("created", "now"),
+        ("created", -1.0),
+        ("created", 1e300),
+        ("kind", ""),
+        ("kind", "x" * 65),
+        ("form", "both"),
+        ("id", "0" * 31),
+        ("id", "G" * 32),
+        ("id", "../../../../../../etc/passwd...."),
+        ("id", None),
+        ("shared_tokens", FRONTIER + 2),
+        ("shared_tokens", -1),
+        ("own_tokens", b"123"),
+        ("segments", b""),
+        ("segments", bytes(4 * 6)),
+        ("segments", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_checkpoints_field_of_another_type_or_range_is_named(field: str, value: object) -> None:
+    error = refused(put_together(good_parts().with_checkpoint(0, **{field: value})))
+    assert error.place == f"manifest.checkpoints[0].{field}"
+
+
+def test_a_lineage_or_coverage_that_is_none_is_named() -> None:
+    lineage = good_parts().with_checkpoint(lineage={"parent": "x", "fork_origin": None})
+    assert refused(put_together(lineage)).place == "manifest.checkpoints[0].lineage.parent"
+    coverage = good_parts().with_checkpoint(coverage={})
+    assert refused(put_together(coverage)).place == "manifest.checkpoints[0].coverage.target_kv"
+
+
+def coverage_with(**changes: object) -> bytes:
+    coverage = good_parts().manifest["checkpoints"][0]["coverage"]
+    return put_together(good_parts().with_checkpoint(coverage=coverage | changes))
+
+
 @pytest.mark.parametrize("plane", ["target_kv", "gdn", "conv", "hidden", "draft_kv"])
 def test_a_coverage_that_is_one_off_is_refused_by_name(plane: str) -> None:
-    coverage = good_parts().manifest["coverage"]
-    changed = good_parts().with_manifest(coverage=coverage | {plane: coverage[plane] - 1})
-    assert refused(put_together(changed), CoverageError).plane == plane
+    for off in (-1, 1):
+        assert refused(coverage_with(**{plane: FRONTIER + off}), CoverageError).plane == plane
 
 
 @pytest.mark.parametrize("ring", [None, [0, FRONTIER - 1], [1, FRONTIER]])
 def test_a_ring_that_is_not_the_live_interval_is_refused(ring: object) -> None:
-    changed = good_parts().with_manifest(coverage=good_parts().manifest["coverage"] | {"ring": ring})
-    assert refused(put_together(changed), CoverageError).plane == "ring"
+    assert refused(coverage_with(ring=ring), CoverageError).plane == "ring"
 
 
 def test_a_frontier_that_the_ledger_does_not_back_is_refused_before_anything_is_sized_by_it() -> None:
     huge = 2**50
     planes = {"target_kv": huge, "gdn": huge, "conv": huge, "hidden": huge, "draft_kv": huge}
     coverage = planes | {"ring": [huge - WINDOW, huge]}
-    error = refused(put_together(good_parts().with_manifest(frontier=huge, coverage=coverage)), CoverageError)
-    assert error.plane == "ledger_tokens"
+    error = refused(put_together(good_parts().with_checkpoint(frontier=huge, coverage=coverage)))
+    assert error.place == "manifest.checkpoints[0].frontier"
+
+
+def test_a_form_that_the_ledger_contradicts_is_refused() -> None:
+    assert refused(put_together(good_parts().with_checkpoint(form="prompt")), CoverageError).plane == "ledger_tokens"
 
 
 def test_token_ids_outside_the_public_rows_are_refused() -> None:
-    ledger = list(struct.unpack(f"<{FRONTIER + 1}I", good_parts().manifest["ledger"]))
+    ledger = words(good_parts().manifest["ledger"])
     for index, token in ((0, PUBLIC_ROWS), (FRONTIER, 2**32 - 1)):
         changed = [*ledger[:index], token, *ledger[index + 1 :]]
-        parts = good_parts().with_manifest(ledger=struct.pack(f"<{len(changed)}I", *changed))
+        parts = good_parts().with_manifest(ledger=packed(changed))
         assert refused(put_together(parts)).place == f"manifest.ledger[{index}]"
+    own = good_parts().with_checkpoint(shared_tokens=FRONTIER, own_tokens=packed([PUBLIC_ROWS]))
+    assert refused(put_together(own)).place == "manifest.checkpoints[0].own_tokens[0]"
     assert refused(good_blob(), public_rows=max(ledger)).place == f"manifest.ledger[{ledger.index(max(ledger))}]"
 
 
+def test_a_ledger_that_repeats_what_it_could_share_is_refused() -> None:
+    ledger = words(good_parts().manifest["ledger"])
+    repeated = good_parts().with_checkpoint(shared_tokens=60, own_tokens=packed(ledger[60:]))
+    assert refused(put_together(repeated)).place == "manifest.checkpoints[0].own_tokens"
+
+
+# -------------------------------------------------------------------------------------------- segment tables that lie
+
+
+@pytest.mark.parametrize("size", [0, 8, 2**50])
+def test_a_size_that_is_not_what_the_geometry_gives_is_refused(size: int) -> None:
+    table = [dict(entry) for entry in good_parts().manifest["segments"]]
+    table[2]["size"] = size
+    assert refused(put_together(good_parts().with_manifest(segments=table))).place == "manifest.segments"
+    # moved from one segment to its neighbour, so that the sum is right
+    table = [dict(entry) for entry in good_parts().manifest["segments"]]
+    table[1]["size"] += 5000
+    table[2]["size"] -= 5000
+    if table[2]["size"] >= 0:
+        error = refused(put_together(good_parts().with_manifest(segments=table)))
+        assert error.place == "manifest.segments[1].size"
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("indices", "place"),
     [
-        ("name", "target/7"),
-        ("name", "../image"),
-        ("offset", 0),
-        ("offset", 2**50),
-        ("size", 0),
-        ("size", 2**50),
-        ("size", 8),
+        ([1, 0, 2, 3, 4], "manifest.checkpoints[0].segments[0]"),
+        ([0, 1, 3, 2, 4], "manifest.checkpoints[0].segments[2]"),
+        ([0, 1, 2, 3, 5], "manifest.checkpoints[0].segments[4]"),
+        ([0, 1, 2, 3, 2**32 - 1], "manifest.checkpoints[0].segments[4]"),
+        ([0, 1, 2, 3, 3], "manifest.segments[4]"),
+        ([0, 1, 2, 0, 3], "manifest.segments[4]"),
     ],
 )
-def test_a_segment_table_that_is_not_what_the_geometry_gives_is_refused(key: str, value: object) -> None:
-    table = [dict(entry) for entry in good_parts().manifest["segments"]]
-    table[2][key] = value
-    assert refused(put_together(good_parts().with_manifest(segments=table))).place == f"manifest.segments[2].{key}"
+def test_indices_that_are_not_in_the_order_of_first_use_are_refused(indices: list[int], place: str) -> None:
+    assert refused(put_together(good_parts().with_checkpoint(segments=packed(indices)))).place == place
 
 
-def test_missing_doubled_and_reordered_segments_are_refused() -> None:
+def test_a_page_in_the_place_of_another_is_refused_by_its_content_or_size() -> None:
+    """Equal sizes: only what the segment holds can tell, and it does."""
+    parts = good_parts()
+    swapped = replace(
+        parts.with_checkpoint(segments=packed([0, 1, 1, 2, 3])),
+        segments=[parts.segments[index] for index in (0, 1, 3, 4)],
+    ).with_manifest(segments=[parts.manifest["segments"][index] for index in (0, 1, 3, 4)])
+    assert refused(put_together(swapped)).place == "segment target/1"  # the full page has no zeros beyond F
+
+
+def test_missing_and_doubled_table_entries_are_refused() -> None:
     table = good_parts().manifest["segments"]
-    for changed in (table[:-1], [*table, table[-1]], [table[1], table[0], *table[2:]]):
-        assert refused(put_together(good_parts().with_manifest(segments=changed))).place.startswith("manifest.segments")
+    for changed in (table[:-1], [*table, table[-1]], []):
+        place = refused(put_together(good_parts().with_manifest(segments=changed))).place
+        assert place.startswith(("manifest.segments", "manifest.checkpoints[0].segments"))
+    doubled = [*table[:4], table[3]]
+    assert refused(put_together(good_parts().with_manifest(segments=doubled))).problem.startswith("hold two")
 
 
 def test_payload_that_no_segment_claims_is_refused() -> None:
     parts = good_parts()
-    smuggled = put_together(replace(parts, segments=parts.segments | {"more": b"smuggled"}))
+    smuggled = put_together(replace(parts, segments=[*parts.segments, b"smuggled"]))
     assert refused(smuggled).problem.startswith("take ")
 
 
@@ -154,7 +238,7 @@ def test_a_layout_that_is_not_the_geometrys_is_refused() -> None:
     changes: dict[str, Callable[[dict[str, Any]], None]] = {
         "manifest.layouts.image": lambda layouts: layouts["image"]["gdn"].__setitem__(0, "BF16"),
         "manifest.layouts.target": lambda layouts: layouts["target"]["keys"][1].__setitem__(0, 2**40),
-        "manifest.layouts.draft": lambda layouts: layouts.pop("draft"),
+        "manifest.checkpoints[0].segments": lambda layouts: layouts.pop("draft"),
         "manifest.layouts.extra": lambda layouts: layouts.__setitem__("extra", {}),
     }
     for place, change in changes.items():
@@ -194,25 +278,25 @@ def test_state_of_another_geometry_never_loads_even_if_the_fingerprint_is_silent
     ],
 )
 def test_a_manifest_that_is_no_plain_map_is_refused(manifest: bytes, problem: str) -> None:
-    error = refused(put_together(Parts({}, {}, manifest_bytes=manifest)))
+    error = refused(put_together(Parts({}, [], manifest_bytes=manifest)))
     assert error.place == "manifest" and problem in error.problem
 
 
 def test_nested_claims_are_refused_before_memory_is_taken_for_them() -> None:
     claim = b"\xdd" + struct.pack(">I", 1_000_000)
     manifest = b"\x81\xa1a" + claim * 60 + b"\xc0" * 1_200_000
-    error = refused(put_together(Parts({}, {}, manifest_bytes=manifest)))
+    error = refused(put_together(Parts({}, [], manifest_bytes=manifest)))
     assert "beyond its" in error.problem or "in the middle" in error.problem
 
 
 def test_too_many_values_are_refused() -> None:
     manifest = b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 21) + b"\xc0" * (1 << 21)
-    assert "more than 2097152 values" in refused(put_together(Parts({}, {}, manifest_bytes=manifest))).problem
+    assert "more than 2097152 values" in refused(put_together(Parts({}, [], manifest_bytes=manifest))).problem
 
 
 def test_a_manifest_larger_than_the_limit_is_refused_unread() -> None:
-    head = struct.pack("<8sHHIQ", b"\x89DFS\r\n\x1a\n", 1, 0, MANIFEST_LIMIT + 1, MANIFEST_LIMIT + 57 + 32)
-    blob = bytearray(MANIFEST_LIMIT + 57 + 32)
+    head = HEADER.pack(b"\x89DFS\r\n\x1a\n", 1, 0, 0, MANIFEST_LIMIT + 1, MANIFEST_LIMIT + 65 + 32)
+    blob = bytearray(MANIFEST_LIMIT + 65 + 32)
     blob[: len(head)] = head
     assert refused(blob).place == "header.manifest_size"
 
@@ -221,7 +305,7 @@ def test_a_manifest_larger_than_the_limit_is_refused_unread() -> None:
 
 
 def tensors_of(name: str) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load(good_parts().segments[name])
+    return safetensors.torch.load(good_parts().segment(name))
 
 
 @pytest.mark.parametrize(
@@ -246,8 +330,8 @@ def test_a_segment_with_other_tensors_is_refused_and_its_memory_given_back(
 
 
 def test_a_segment_that_is_no_safetensors_is_refused() -> None:
-    size = len(good_parts().segments["draft/0"])
-    for content in (bytes(size), b"\xff" * size, b"\x80" + good_parts().segments["draft/0"][1:]):
+    size = len(good_parts().segment("draft/0"))
+    for content in (bytes(size), b"\xff" * size, b"\x80" + good_parts().segment("draft/0")[1:]):
         error = refused(put_together(good_parts().with_segment("draft/0", content)))
         assert error.place == "segment draft/0"
 
@@ -267,7 +351,7 @@ def test_an_honest_change_of_a_segment_is_accepted_so_the_refusals_above_mean_so
     tensors["keys"][0, FRONTIER - 65, 0, 0] = 1.0
     blob = put_together(good_parts().with_segment("target/1", safetensors.torch.save(tensors)))
     memory = memory_of(MIXED)
-    checkpoint, _ = decode_checkpoint(memory, blob, FINGERPRINT, PUBLIC_ROWS)
+    _, (checkpoint,) = brought_in(memory, blob)
     assert memory.target.keys[checkpoint.pages[1], 0, FRONTIER - 65, 0, 0] == 1.0
 
 
@@ -280,7 +364,7 @@ def test_a_failure_half_way_through_the_copy_gives_everything_back(monkeypatch: 
 
     monkeypatch.setattr(memory.draft, "fill_page", fails)
     with pytest.raises(MemoryError):
-        decode_checkpoint(memory, good_blob(), FINGERPRINT, PUBLIC_ROWS)
+        brought_in(memory, good_blob())
     assert everything_free(memory) and memory.checkpoints == ()
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
+import pytest
 import torch
 
 from state.checkpoint import Checkpoint
-from state.codec import HEADER, MAGIC, VERSION, decode_checkpoint, encode_checkpoint
-from state.geometry import StateGeometry
+from state.codec import encode_session
+from state.container import HEADER, MAGIC, VERSION
+from state.document import open_document
+from state.errors import FormatError
 from state.memory import StateMemory
-from tests.state.blobs import put_together, read_safetensors, take_apart
-from tests.state.samples import FINGERPRINT, MIXED, PUBLIC_ROWS, WINDOW, checkpoint_at, memory_of
+from state.session_manifest import LEDGER_LIMIT
+from tests.state.blobs import put_together, read_safetensors, take_apart, words
+from tests.state.golden_session import GOLDEN, GOLDEN_FINGERPRINT, GOLDEN_RECORD, golden_document, golden_state
+from tests.state.refusals import brought_in
+from tests.state.samples import FINGERPRINT, MIXED, WINDOW, checkpoint_at, memory_of, record_of
 
-GOLDEN = Path(__file__).parent / "golden" / "checkpoint-1.0.bin"
-GOLDEN_RECORD = {"session": "golden", "turns": [{"published": 4, "finish": "stop"}]}
+
+def encoded(memory: StateMemory, checkpoint: Checkpoint) -> bytes:
+    return encode_session(memory, [checkpoint], record_of(checkpoint.ledger), FINGERPRINT)
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -29,16 +33,16 @@ def test_a_stranger_finds_every_plane_where_the_page_says() -> None:
     memory = memory_of(MIXED)
     frontier = WINDOW + 20
     checkpoint = checkpoint_at(memory, frontier)
-    parts = take_apart(encode_checkpoint(memory, checkpoint, FINGERPRINT, {"a": 1}))
+    parts = take_apart(encoded(memory, checkpoint))
     images, slot = memory.images, checkpoint.slot
 
     manifest = parts.manifest
-    assert list(struct.unpack(f"<{frontier + 1}I", manifest["ledger"])) == list(checkpoint.ledger)
+    assert words(manifest["ledger"]) == list(checkpoint.ledger)
     assert manifest["positions"] == {"rope_delta": 0} and manifest["page_tokens"] == 64
-    assert manifest["coverage"]["ring"] == [20, frontier]
-    assert list(parts.segments) == ["image", "target/0", "target/1", "draft/0", "draft/1"]
+    assert manifest["checkpoints"][0]["coverage"]["ring"] == [20, frontier]
+    assert list(parts.names()) == ["image", "target/0", "target/1", "draft/0", "draft/1"]
 
-    image = read_safetensors(parts.segments["image"])
+    image = read_safetensors(parts.segment("image"))
     assert image["gdn"] == ("F32", [2, 2, 3, 5], raw(images.gdn[slot]))
     assert image["conv"] == ("BF16", [2, 6, 3], raw(images.conv[slot]))
     assert image["hidden"] == ("BF16", [7], raw(images.hidden[slot]))
@@ -51,94 +55,70 @@ def test_a_stranger_finds_every_plane_where_the_page_says() -> None:
         ("target", memory.target, checkpoint.pages),
         ("draft", memory.draft, checkpoint.draft_pages),
     ):
-        full, last = (read_safetensors(parts.segments[f"{kind}/{index}"]) for index in (0, 1))
+        full, last = (read_safetensors(parts.segment(f"{kind}/{index}")) for index in (0, 1))
         for part, plane in (("keys", pool.keys), ("values", pool.values)):
             assert full[part][2] == raw(plane[pages[0]])
             tail = plane[pages[1]].clone()
             tail[:, frontier - 64 :] = 0
             assert last[part][2] == raw(tail)
     for kind, tensors in manifest["layouts"].items():
-        for name, segment in parts.segments.items():
+        for name in parts.names():
             if name.split("/")[0] == kind:
-                stated = {tensor: [entry[0], entry[1]] for tensor, entry in read_safetensors(segment).items()}
+                found = read_safetensors(parts.segment(name))
+                stated = {tensor: [entry[0], entry[1]] for tensor, entry in found.items()}
                 assert stated == tensors
 
 
 def test_what_a_stranger_writes_is_read() -> None:
     memory = memory_of(MIXED)
-    blob = encode_checkpoint(memory, checkpoint_at(memory, 70), FINGERPRINT, {"a": 1})
+    blob = encoded(memory, checkpoint_at(memory, 70))
     parts = take_apart(blob)
     reordered = replace(parts, manifest=dict(reversed(parts.manifest.items())))
     assert put_together(parts) == blob and put_together(reordered) != blob
-    moved, record = decode_checkpoint(memory, put_together(reordered), FINGERPRINT, PUBLIC_ROWS)
-    assert record == {"a": 1} and encode_checkpoint(memory, moved, FINGERPRINT, {"a": 1}) == blob
+    _, (moved,) = brought_in(memory, put_together(reordered))
+    assert encoded(memory, moved) == blob
 
 
-def test_equal_pages_have_equal_digests_in_different_checkpoints() -> None:
+def test_equal_pages_have_equal_digests_in_different_documents() -> None:
     memory = memory_of(MIXED)
     first = checkpoint_at(memory, 100)
     sequence = memory.restore(first, 140)
     sequence.settle(140)
     sequence.context_frontier = 140
     second = memory.capture(sequence, range(141), "decode", "turn_end")
-    digests = [
-        {entry["name"]: entry["sha256"] for entry in take_apart(blob).manifest["segments"]}
-        for blob in (encode_checkpoint(memory, checkpoint, FINGERPRINT, {}) for checkpoint in (first, second))
-    ]
-    assert digests[0]["target/0"] == digests[1]["target/0"] and digests[0]["draft/0"] == digests[1]["draft/0"]
+    one, other = (take_apart(encoded(memory, checkpoint)) for checkpoint in (first, second))
+    for name in ("target/0", "draft/0"):
+        digests = [parts.manifest["segments"][parts.names()[name]]["sha256"] for parts in (one, other)]
+        assert digests[0] == digests[1]
 
 
-def golden_state() -> tuple[StateMemory, Checkpoint]:
-    """A state made of plain counting, so that it is the same on every machine for ever."""
-    geometry = StateGeometry(
-        kv_layers=1,
-        kv_heads=1,
-        kv_head_dim=2,
-        kv_dtype=torch.bfloat16,
-        gdn_layers=1,
-        gdn_heads=1,
-        gdn_key_dim=2,
-        gdn_value_dim=3,
-        conv_channels=4,
-        conv_history=3,
-        conv_dtype=torch.bfloat16,
-        hidden_size=5,
-        hidden_dtype=torch.float32,
-        ring_layers=1,
-        full_layers=1,
-        draft_kv_heads=1,
-        draft_head_dim=2,
-        window=6,
-        ring_key_dtype=torch.bfloat16,
-        ring_value_dtype=torch.float16,
-    )
-    memory = StateMemory(geometry, 2, 2, 3, clock=lambda: 1_700_000_000.0)
-    sequence = memory.open(66)
-    assert memory.draft is not None
-    planes = [memory.images.gdn, memory.images.conv, memory.images.hidden, memory.images.rings.keys]
-    planes += [memory.images.rings.values, memory.target.keys, memory.target.values]
-    planes += [memory.draft.keys, memory.draft.values]
-    for number, plane in enumerate(planes):
-        counting = torch.arange(plane.numel()) % 61 - 30 + number
-        plane.copy_((counting / 4).to(plane.dtype).view_as(plane))
-    sequence.settle(66)
-    sequence.context_frontier = 66
-    with mock.patch("state.memory.new_checkpoint_id", return_value="f" * 32):
-        return memory, memory.capture(sequence, range(100, 167), "decode", "turn_end", parent="0123456789abcdef" * 2)
-
-
-def test_the_golden_checkpoint_is_written_and_read_for_ever() -> None:
+def test_the_golden_session_is_written_and_read_for_ever() -> None:
     golden = GOLDEN.read_bytes()
-    memory, checkpoint = golden_state()
-    assert encode_checkpoint(memory, checkpoint, {"made_by": "golden", "window": 6}, GOLDEN_RECORD) == golden
-    moved, record = decode_checkpoint(
-        StateMemory(memory.geometry, 2, 2, 1), golden, {"window": 6, "made_by": "golden"}, public_rows=167
-    )
-    assert record == GOLDEN_RECORD and moved.ledger == tuple(range(100, 167)) and moved.id == "f" * 32
+    assert golden_document() == golden
+    memory, _ = golden_state()
+    fresh = StateMemory(memory.geometry, 4, 4, 2)
+    document, moved = brought_in(fresh, golden, dict(reversed(GOLDEN_FINGERPRINT.items())), public_rows=170)
+    assert document.manifest.session.record() == GOLDEN_RECORD
+    assert [c.frontier for c in moved] == [64, 66] and moved[1].ledger == tuple(range(100, 167))
+    assert fresh.target.pages - fresh.target.free == 2
+    assert encode_session(fresh, moved, GOLDEN_RECORD, GOLDEN_FINGERPRINT) == golden
 
 
-def test_the_page_states_the_magic_the_version_and_the_header_of_the_code() -> None:
+def test_every_byte_of_the_golden_session_is_covered_by_a_digest() -> None:
+    golden = GOLDEN.read_bytes()
+    for at in range(len(golden)):
+        damaged = bytearray(golden)
+        damaged[at] ^= 1 << at % 8
+        with pytest.raises(FormatError):
+            open_document(damaged).check_payload()
+
+
+def test_the_page_states_the_magic_the_version_the_sizes_and_every_field_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "state" / "FORMAT.md").read_text()
     assert MAGIC.hex(" ").upper() in page and f"version {VERSION[0]}.{VERSION[1]}" in page
-    assert f"Header, {HEADER.size} bytes" in page
-    assert hashlib.sha256().digest_size == 32 and "Trailer, 32 bytes" in page
+    assert f"Header, {HEADER.size} bytes" in page and f"{LEDGER_LIMIT:,}" in page
+    manifest = take_apart(GOLDEN.read_bytes()).manifest
+    known = [manifest, manifest["session"], manifest["turns"][0], manifest["checkpoints"][0], manifest["segments"][0]]
+    for fields in known:
+        for name in fields:
+            assert f"`{name}`" in page, name

@@ -1,0 +1,64 @@
+"""What is kept of a turn that is over, for its session's document and for `GET /v1/sessions/{id}`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+from deployment.engine.messages import Finished, Started
+from deployment.wire import TurnRequest
+from state.session_record import TurnRecord
+
+_IDENTITY = {"turn", "mode", "messages", "key", "must_exist", "tenant", "seed"}
+"""What a record says elsewhere, or what says only who asked."""
+
+
+def canonical_request(request: TurnRequest) -> dict[str, Any]:
+    """What a turn was asked for beside its messages: every field that is not at its default, as plain data."""
+    asked = {
+        field.name: getattr(request, field.name)
+        for field in fields(request)
+        if field.name not in _IDENTITY and getattr(request, field.name) != field.default
+    }
+    if request.grammar is not None:
+        asked["grammar"] = asdict(request.grammar)
+    return json.loads(json.dumps(asked))  # tuples become lists
+
+
+def request_sha256(request: TurnRequest) -> bytes:
+    """Tells a repeated request from another one (decision 21): messages, seed and all other fields, no identity."""
+    whole = {**canonical_request(request), "seed": request.seed, "mode": request.mode, "messages": request.messages}
+    text = json.dumps(whole, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def turn_record(
+    request: TurnRequest, replica: str, turn: str, seed: int, started: Started | None, finished: Finished
+) -> TurnRecord:
+    return TurnRecord(
+        id=turn,
+        mode=request.mode,
+        replica=replica,
+        request=canonical_request(request),
+        request_sha256=request_sha256(request),
+        seed=seed,
+        idempotency_key=None,
+        start=finished.prompt_tokens,
+        published=len(finished.token_ids),
+        finish_reason=finished.finish_reason,
+        frontier=finished.frontier,
+        hit=started.hit if started else "none",
+        reused=started.reused if started else 0,
+        prefilled=started.prefilled if started else 0,
+        acceptance_length=finished.acceptance_length,
+    )
+
+
+def turn_object(record: TurnRecord) -> dict[str, Any]:
+    """A turn as the interface shows it."""
+    shown = asdict(record) | {"prompt_tokens": record.start, "completion_tokens": record.published}
+    for name in ("start", "published", "request_sha256", "idempotency_key"):
+        del shown[name]
+    return shown

@@ -1,0 +1,52 @@
+"""What is kept of a turn: enough to repeat it and to tell a retry, and nothing of who asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployment.engine.messages import Finished, Grammar, Started
+from deployment.ownership import SessionKey
+from deployment.turn_records import canonical_request, request_sha256, turn_object, turn_record
+from deployment.wire import TurnRequest
+from state.fields import Fields
+from state.session_manifest import parse_session, session_fields
+from state.session_record import SessionRecord
+
+REQUEST = TurnRequest("t1", "history", ({"role": "user", "content": "Grüße \ud83d"},), temperature=0.5, stop=("a", "b"))
+FINISHED = Finished("t1", "stop", (5, 6), 7, 10, 12, (1, 0), 1.5, 0.1)
+
+
+def test_a_canonical_request_holds_what_was_asked_and_not_who_asked_or_what_is_default():
+    asked = replace(REQUEST, key=SessionKey("t" * 64, "s"), tenant="t" * 64, logit_bias=((3, -1.5),), n=1)
+    assert canonical_request(asked) == {"temperature": 0.5, "stop": ["a", "b"], "logit_bias": [[3, -1.5]]}
+    grammar = replace(asked, grammar=Grammar("regex", "a+"))
+    assert canonical_request(grammar)["grammar"] == {"kind": "regex", "source": "a+", "after": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.6}, {"seed": 3}, {"mode": "append"}, {"stop": ("b", "a")},
+        {"messages": ({"role": "user", "content": "x"},)},
+    ],
+)  # fmt: skip
+def test_a_request_that_differs_has_another_digest(change: dict[str, Any]):
+    assert request_sha256(replace(REQUEST, **change)) != request_sha256(REQUEST)
+
+
+def test_a_repeated_request_has_the_same_digest_whoever_and_whenever_it_comes():
+    again = replace(REQUEST, turn="t2", key=SessionKey("u" * 64, "s"), tenant="u" * 64, must_exist=True)
+    assert request_sha256(again) == request_sha256(REQUEST)
+
+
+@pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])
+def test_a_turns_record_fits_the_format_and_the_interface(started: Started | None):
+    record = turn_record(REQUEST, "r1", "t1", 2**64 - 1, started, FINISHED)
+    fields = session_fields(SessionRecord("s", (1, 2), turns=(record,)))
+    assert parse_session(Fields(fields, "manifest")).turns == (record,)
+    shown = turn_object(record)
+    assert (shown["prompt_tokens"], shown["completion_tokens"], shown["seed"]) == (10, 2, 2**64 - 1)
+    assert shown["hit"] == ("peer" if started else "none") and "request_sha256" not in shown

@@ -1,0 +1,203 @@
+"""What a session brings from an engine that is not the same (decision 23), and what its document says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployment.engine.engine import Engine
+from deployment.engine.messages import Export, Exported, Failed, Foreign, Import, Imported, Sampling
+from state.document import open_document
+from state.errors import MissingSegment
+from state.fingerprint import Matter
+from state.session_record import SessionRecord
+from tests.engine.driving import Driver, models, options, prompt
+
+IDS = prompt(0)
+
+
+class OtherFingerprint(Driver):
+    """An engine that differs in one fact of its fingerprint, and in nothing that a test could feel."""
+
+    def __init__(self, field: str, **more: Any) -> None:
+        super().__init__("dflash2", images=4, **more)
+        loaded = models("dflash2")
+        facts = {**loaded.fingerprint, field: "another"}
+        changed = replace(loaded, fingerprint=facts)
+        self.engine = Engine(changed, options("dflash2", images=4, **more), self.events.append)
+
+
+def turned(driver: Driver, tokens: int = 6) -> tuple[int, ...]:
+    """Runs a turn in session `s`; returns the ledger."""
+    finished = driver.run(IDS, session="s", stable_boundary=20, max_tokens=tokens, ignore_eos=True)
+    return IDS + finished.token_ids
+
+
+def exported(driver: Driver, record: SessionRecord | None = None, **how: Any) -> Exported:
+    answer = driver.call(Export("e", "s", record, **how))
+    assert isinstance(answer, Exported), answer
+    return answer
+
+
+@pytest.fixture(scope="module")
+def source() -> tuple[Driver, tuple[int, ...], bytes]:
+    driver = Driver("dflash2", images=4)
+    ledger = turned(driver)
+    return driver, ledger, exported(driver, SessionRecord("s", ledger, frontier=len(ledger) - 1)).document
+
+
+@pytest.mark.parametrize(
+    ("field", "matter"),
+    [
+        ("tokenizer", "text"), ("template", "text"), ("weights", "weights"), ("config", "weights"),
+        ("geometry.kv_layers", "weights"), ("drafter", "form"), ("geometry.window", "form"),
+        ("geometry.kv_dtype", "form"), ("geometry.page_tokens", "form"), ("numeric_path", "numeric"),
+    ],
+)  # fmt: skip
+def test_state_across_a_mismatch_is_not_loaded_and_the_ledger_is_kept(source, field: str, matter: Matter) -> None:
+    _, ledger, document = source
+    here = OtherFingerprint(field)
+    answer = here.call(Import("i", "s", document))
+    assert isinstance(answer, Imported) and answer.frontiers == () and answer.foreign is not None
+    assert (answer.foreign.mismatch.field, answer.foreign.mismatch.matter) == (field, matter)
+    assert answer.record is not None and answer.record.ledger == ledger
+    assert not here.engine.memory.checkpoints
+
+
+def test_the_next_turn_after_a_mismatch_is_rebuilt_from_the_ledger_and_says_so(source) -> None:
+    _, ledger, document = source
+    here = OtherFingerprint("numeric_path")
+    here.call(Import("i", "s", document))
+    turn = here.submit(ledger, session="s", max_tokens=12, ignore_eos=True)
+    here.steps()
+    assert (here.started(turn).hit, here.started(turn).reused) == ("none", 0)
+    assert here.streamed(turn) == Driver("dflash2").run(ledger, max_tokens=12, ignore_eos=True).token_ids
+
+
+def test_another_numeric_path_loads_where_that_is_accepted_and_nothing_else_does(source) -> None:
+    _, _, document = source
+    here = OtherFingerprint("numeric_path", accept_numeric_path=True)
+    answer = here.call(Import("i", "s", document))
+    assert isinstance(answer, Imported) and answer.frontiers == (20, len(source[1]) - 1)
+    assert answer.foreign is not None and answer.foreign.mismatch.matter == "numeric"
+    other = OtherFingerprint("drafter", accept_numeric_path=True)
+    assert other.call(Import("i", "s", document)).frontiers == ()
+
+
+def test_an_exact_import_refuses_every_mismatch_by_name_and_leaves_the_session_what_it_had(source) -> None:
+    _, _, document = source
+    here = OtherFingerprint("numeric_path", accept_numeric_path=True)
+    turned(here)
+    before = here.engine.memory.checkpoints
+    answer = here.call(Import("i", "s", document, exact=True))
+    assert isinstance(answer, Failed) and (answer.code, answer.param) == ("fingerprint_mismatch", "numeric_path")
+    assert "another" in answer.message and here.engine.memory.checkpoints == before
+
+
+def test_state_of_a_really_other_drafter_is_rebuilt_and_named(source) -> None:
+    answer = Driver("dflash", images=4).call(Import("i", "s", source[2]))
+    assert isinstance(answer, Imported) and answer.frontiers == ()
+    assert answer.foreign is not None and answer.foreign.mismatch.field == "backend"
+
+
+def test_a_foreign_ledger_stays_foreign_when_it_goes_on_to_travel(source) -> None:
+    _, ledger, document = source
+    here = OtherFingerprint("weights")
+    answer = here.call(Import("i", "s", document))
+    assert isinstance(answer.foreign, Foreign)
+    onward = exported(here, answer.record, foreign=answer.foreign)
+    manifest = open_document(onward.document).manifest
+    assert manifest.checkpoints == () and manifest.fingerprint == dict(models("dflash2").fingerprint)
+    back = source[0].call(Import("i", "back", onward.document))
+    assert back.foreign is None and back.record.ledger == ledger
+
+
+def test_tokens_that_this_model_does_not_have_are_refused_unless_another_tokenizer_made_them(source) -> None:
+    record = SessionRecord("s", (2**31,))
+    document = exported(source[0], record, checkpoints=False).document
+    answer = source[0].call(Import("i", "x", document))
+    assert isinstance(answer, Failed) and answer.code == "bad_state" and "manifest.ledger[0]" in answer.message
+    assert isinstance(OtherFingerprint("tokenizer").call(Import("i", "x", document)), Imported)
+
+
+def test_a_ledger_beyond_the_last_image_travels_and_only_the_rest_is_prefilled(source) -> None:
+    stayed, ledger, _ = source
+    longer = (*ledger, *prompt(1))
+    destination = Driver("dflash2", images=4)
+    answer = destination.call(Import("i", "s", exported(stayed, SessionRecord("s", longer)).document))
+    assert isinstance(answer, Imported) and answer.record is not None and answer.record.ledger == longer
+    turn = destination.submit(longer, session="s", max_tokens=4, ignore_eos=True)
+    destination.steps()
+    started = destination.started(turn)
+    assert (started.hit, started.reused, started.prefilled) == ("peer", len(ledger) - 1, len(prompt(1)) + 1)
+
+
+def test_every_checkpoint_of_a_session_travels_in_one_document_with_common_pages_once(source) -> None:
+    _, _, document = source
+    destination = Driver("dflash2", images=4)
+    answer = destination.call(Import("i", "s", document))
+    assert isinstance(answer, Imported) and answer.frontiers == (20, len(source[1]) - 1)
+    destination.engine.memory.check_invariants()
+    again = exported(destination, open_document(document).manifest.session.record())
+    assert again.document == document
+    assert again.kinds == ("turn_start", "turn_end") and again.frontiers == answer.frontiers
+
+
+def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:
+    files = {secret: tmp_path / secret for secret in ("ours", "same", "other")}
+    for name, file in files.items():
+        file.write_text("x" * 16 if name == "other" else "k" * 16 + "\n")
+    ours, same, other = (
+        Driver("dflash2", images=4, cluster_key_file=file) for file in files.values()
+    )  # fmt: skip
+    turned(ours)
+    document = exported(ours).document
+    assert same.call(Import("i", "s", document)).signed is True
+    assert other.call(Import("i", "s", document)).signed is False
+    assert Driver("dflash2", images=4).call(Import("i", "s", document)).signed is False
+
+
+def test_a_checkpoint_whose_segments_are_missing_costs_the_session_only_that_checkpoint(source, monkeypatch) -> None:
+    _, ledger, document = source
+    from deployment.engine import exchange
+
+    class Gappy:
+        """An open document whose first checkpoint lies in a store that has lost it."""
+
+        def __init__(self, blob: bytes, **how: object) -> None:
+            self._whole = open_document(blob)
+            self.manifest, self.signed = self._whole.manifest, False
+            self.check_tokens, self.check_fit = self._whole.check_tokens, self._whole.check_fit
+            self.check_payload = self._whole.check_payload
+
+        def load(self, memory, entry):
+            if entry is self.manifest.checkpoints[0]:
+                raise MissingSegment("image", bytes(32))
+            return self._whole.load(memory, entry)
+
+    monkeypatch.setattr(exchange, "open_document", Gappy)
+    here = Driver("dflash2", images=4)
+    answer = here.call(Import("i", "s", document))
+    assert isinstance(answer, Imported) and answer.frontiers == (len(ledger) - 1,)
+    assert answer.record is not None and answer.record.ledger == ledger
+
+
+def test_a_seeded_turn_goes_on_from_a_document_as_if_it_had_stayed() -> None:
+    sampling = Sampling(temperature=0.9, seed=5)
+    stayed, destination = Driver("dflash2", images=4), Driver("dflash2", images=4)
+    ledger = turned(stayed, 9)
+    destination.call(Import("i", "s", exported(stayed).document))
+    ends = [
+        d.run(ledger, session="s", sampling=sampling, max_tokens=20, ignore_eos=True) for d in (stayed, destination)
+    ]
+    assert (ends[0].token_ids, ends[0].rounds) == (ends[1].token_ids, ends[1].rounds)
+
+
+def test_a_key_file_that_cannot_be_a_secret_is_refused_by_name(tmp_path) -> None:
+    for file, problem in ((tmp_path / "none", "cannot be read"), (tmp_path / "short", "holds 3 bytes")):
+        if file.name == "short":
+            file.write_bytes(b"abc\n")
+        with pytest.raises(ValueError, match=f"cluster_key_file: .*{problem}"):
+            options(cluster_key_file=file)
