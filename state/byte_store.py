@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,9 @@ class DirectoryStore:
     must be ours: an empty one is closed to others, one with content that others may enter is refused.
     """
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
+    def __init__(self, root: Path, files: Files | None = None, clock: Callable[[], float] = time.time) -> None:
         self._root = root
+        self._clock = clock
         self._files = files or OsFiles()
         self._directories = {root}
         with _typed("open", str(root)):
@@ -136,11 +137,11 @@ class DirectoryStore:
                 self._files.sync_directory(parent)
 
     @contextmanager
-    def _finished_file(self, operation: str, name: str, data: Bytes) -> Iterator[tuple[Path, Path]]:
+    def _finished_file(self, operation: str, name: str, data: Bytes) -> Generator[tuple[Path, Path], None, None]:
         """Gives a temporary file with all of the data, synced, and the path where it belongs."""
         check_name(name)
         path = self._root / name
-        temporary = path.parent / f"tmp-{int(time.time())}-{secrets.token_hex(8)}"
+        temporary = path.parent / f"tmp-{int(self._clock())}-{secrets.token_hex(8)}"
         with _typed(operation, name):
             self._make_directories(path.parent)
             try:
@@ -186,7 +187,7 @@ class DirectoryStore:
 
 
 @contextmanager
-def _typed(operation: str, name: str) -> Iterator[None]:
+def _typed(operation: str, name: str) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:

@@ -15,6 +15,8 @@ from state.leases import InUse
 from state.publication_record import Publication, StoredCheckpoint
 
 _Name = tuple[str, str]
+_FEW = 16
+"""Of as many holders of a segment one more or less hardly changes what each of them costs."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ class _Books:
         for segment in set(checkpoint.segments):
             holders = self._holders[segment.sha256]
             holders.discard(name)
-            changed |= holders
+            if len(holders) < _FEW:
+                changed |= holders
             if not holders and segment.sha256 not in self._in_use.segments:
                 plan.segments.add(segment.sha256)
                 plan.freed += segment.size

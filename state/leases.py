@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ CLOCK_SLACK = 5.0
 SWEEP_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _DIGEST_BYTES = 32
-_NAME = re.compile(LEASES + r"(use|sweep)-(\d{16})-(\d{16})-[0-9a-f]{32}")
+_NAME = re.compile(LEASES + r"(use|sweep)-(\d{16})-(\d{16})-([0-9a-f]{32})")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,15 @@ class InUse:
     segments: frozenset[bytes]
 
 
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    kind: str
+    ends: int
+    reserved: int
+    token: str
+
+
 class Lease:
     """A lease that is held. `reserved`: bytes that its holder is about to write."""
 
@@ -42,37 +51,30 @@ class Lease:
         self._kind = kind
         self._body = body
         self._seconds = seconds
-        self._token = secrets.token_hex(16)
-        self.reserved = reserved
-        self.name = self._put()
+        self.token = secrets.token_hex(16)
+        self._names: list[str] = []
+        self.reserve(reserved)
 
     def keep(self) -> None:
         """To be called before every step that relies on it. Raises `StoreError` if it has ended meanwhile."""
         now = self._leases.clock()
         if now >= self._ends:
-            raise StoreError("keep", self.name, "the lease has ended, because a step took too long")
+            raise StoreError("keep", self._names[-1], "the lease has ended, because a step took too long")
         if now >= self._ends - self._seconds / 2:
-            self._replace()
+            self.reserve(self.reserved)
 
     def reserve(self, reserved: int) -> None:
+        """Renews the lease. Its older files stay until it is released: a listing under way could miss both."""
         self.reserved = reserved
-        self._replace()
+        ends = int(self._leases.clock() + self._seconds)
+        name = f"{LEASES}{self._kind}-{ends:016}-{reserved:016}-{self.token}"
+        self._leases.store.put(name, self._body)
+        self._names.append(name)
+        self._ends = ends
 
     def release(self) -> None:
         with suppress(StoreError):  # it ends by itself
-            self._leases.store.delete([self.name])
-
-    def _put(self) -> str:
-        self._ends = float(int(self._leases.clock() + self._seconds))
-        name = f"{LEASES}{self._kind}-{int(self._ends):016}-{self.reserved:016}-{self._token}"
-        self._leases.store.put(name, self._body)
-        return name
-
-    def _replace(self) -> None:
-        old = self.name
-        self.name = self._put()
-        if self.name != old:
-            self._leases.store.delete([old])
+            self._leases.store.delete(self._names)
 
 
 class Leases:
@@ -87,7 +89,7 @@ class Leases:
         self._seconds = seconds
 
     @contextmanager
-    def use(self, session: str, segments: Collection[bytes], reserved: int = 0) -> Iterator[Lease]:
+    def use(self, session: str, segments: Collection[bytes], reserved: int = 0) -> Generator[Lease, None, None]:
         """Keeps a session (its key digest) and segments from being taken, once no sweep goes on.
 
         Raises `StoreError` if sweeps do not end for as long as a sweep's lease can last.
@@ -101,7 +103,7 @@ class Leases:
             lease.release()
 
     @contextmanager
-    def sweep(self) -> Iterator[Lease]:
+    def sweep(self) -> Generator[Lease, None, None]:
         """Excludes other sweeps and new uses. Raises `StoreError` if another sweep does not end."""
         lease = self._exclusive()
         try:
@@ -110,35 +112,39 @@ class Leases:
             lease.release()
 
     def in_use(self) -> InUse:
-        while True:
-            bodies = [self.store.get(name) for name in self._live("use")]
-            if None not in bodies:
-                break  # else one was released, or goes on under a name that only another look finds
         sessions: set[str] = set()
         segments: set[bytes] = set()
-        for body in filter(None, bodies):
+        for held in self._live("use"):
+            body = self.store.get(held.name)
+            if body is None:
+                continue  # released since it was listed
             sessions.add(body[:_DIGEST_BYTES].hex())
             segments.update(body[at : at + _DIGEST_BYTES] for at in range(_DIGEST_BYTES, len(body), _DIGEST_BYTES))
         return InUse(frozenset(sessions), frozenset(segments))
 
     def reserved(self, but: Lease) -> int:
         """Bytes that others are about to write."""
-        return sum(reserved for name, reserved in self._live("use").items() if name != but.name)
+        reserved: dict[str, int] = {}
+        for held in self._live("use"):
+            if held.token != but.token:
+                reserved[held.token] = max(held.reserved, reserved.get(held.token, 0))
+        return sum(reserved.values())
 
     def ended(self) -> list[str]:
         """Names of leases that hold nothing any more."""
-        live = self._live("use").keys() | self._live("sweep").keys()
-        return [entry.name for entry in self.store.list(LEASES) if _NAME.fullmatch(entry.name) and entry.name not in live]
+        return [held.name for held in self._all() if not self._holds(held)]
 
-    def _live(self, kind: str) -> dict[str, int]:
-        """Reserved bytes of the leases that have not ended, by name."""
-        now = self.clock()
-        found = (_NAME.fullmatch(entry.name) for entry in self.store.list(LEASES))
-        return {
-            match.group(): int(match.group(3))
-            for match in found
-            if match and match.group(1) == kind and int(match.group(2)) + CLOCK_SLACK > now
-        }
+    def _live(self, kind: str) -> list[_Found]:
+        return [held for held in self._all() if held.kind == kind and self._holds(held)]
+
+    def _holds(self, held: _Found) -> bool:
+        return held.ends + CLOCK_SLACK > self.clock()
+
+    def _all(self) -> Iterator[_Found]:
+        for entry in self.store.list(LEASES):
+            if match := _NAME.fullmatch(entry.name):
+                kind, ends, reserved, token = match.groups()
+                yield _Found(entry.name, kind, int(ends), int(reserved), token)
 
     def _wait_for_sweeps(self) -> None:
         deadline = self.clock() + SWEEP_SECONDS + 2 * CLOCK_SLACK
@@ -153,7 +159,7 @@ class Leases:
             self._wait_for_sweeps()
             lease = Lease(self, "sweep", b"", 0, SWEEP_SECONDS)
             try:
-                alone = self._live("sweep").keys() == {lease.name}
+                alone = all(held.token == lease.token for held in self._live("sweep"))
             except StoreError:
                 lease.release()
                 raise

@@ -112,7 +112,7 @@ def read_record(data: bytes) -> tuple[Publication, bytes]:
             Epoch(_field(fields, "incarnation", int), _field(fields, "counter", int)), _field(fields, "sequence", int)
         ),
         published=_field(fields, "published", float),
-        checkpoints=tuple(_read_checkpoint(item) for item in _field(fields, "checkpoints", list)),
+        checkpoints=tuple(_read_checkpoint(item) for item in cast(list[object], _field(fields, "checkpoints", list))),
     )
     try:
         check_checkpoints(publication.checkpoints)
