@@ -104,8 +104,8 @@ class DurableTier:
         with self._leases.use(digest, segments, self._index.guess(segments) + len(record)) as lease:
             missing, free = self._reserve(lease, segments, len(record))
             wanted = sum(missing.values()) + len(record)
-            payload = free >= wanted or self._evict(lease, wanted)
-            if not payload and free < len(record) and not self._evict(lease, len(record)):
+            payload = free >= wanted or self._evict(lease, wanted, documents=not missing)
+            if not payload and free < len(record) and not self._evict(lease, len(record), documents=True):
                 raise CapacityError("durable store", len(record), max(0, free))
             written = self._write(lease, missing, read) if payload else 0
             lease.keep()
@@ -226,15 +226,16 @@ class DurableTier:
         inventory = self._index.inventory()
         return inventory, self.budget - inventory.total - reserved
 
-    def _evict(self, lease: Lease, wanted: int) -> bool:
-        """Whether `wanted` bytes are free now. If not, nothing was evicted."""
+    def _evict(self, lease: Lease, wanted: int, *, documents: bool) -> bool:
+        """Whether `wanted` bytes are free now. If not, nothing was evicted. A document may replace others, payload not."""
         lease.keep()
         with self._leases.sweep() as exclusive:
             in_use = self._leases.in_use()
             inventory, free = self._look(lease)
             if free >= wanted:
                 return True
-            plan = plan_eviction(self._index.newest(inventory).values(), inventory.segments, in_use, wanted - free)
+            held = self._index.newest(inventory).values()
+            plan = plan_eviction(held, inventory.segments, in_use, wanted - free, documents=documents)
             if plan is not None:
                 delete_planned(self._store, exclusive, plan)
         return plan is not None

@@ -45,15 +45,20 @@ def plan_sweep(held: Iterable[Held], segments: Mapping[bytes, int], in_use: InUs
     return plan
 
 
-def plan_eviction(held: Iterable[Held], segments: Mapping[bytes, int], in_use: InUse, wanted: int) -> Plan | None:
-    """Frees at least `wanted` bytes. None: that much cannot be freed without taking what is in use."""
+def plan_eviction(
+    held: Iterable[Held], segments: Mapping[bytes, int], in_use: InUse, wanted: int, *, documents: bool
+) -> Plan | None:
+    """Frees at least `wanted` bytes. None: that much cannot be freed without taking what is in use.
+
+    `documents`: whether whole publications may go as well, the longest unpublished first, once all payload is gone.
+    """
     held = list(held)
     plan = Plan()
     books = _Books(held, segments, in_use)
     books.take_worthless(plan)
     while plan.freed < wanted and books.drop_least(plan):
         pass
-    for item in sorted(held, key=lambda item: (item.publication.published, item.name)):
+    for item in sorted(held if documents else (), key=lambda item: (item.publication.published, item.name)):
         if plan.freed >= wanted:
             break
         if item.session not in in_use.sessions:

@@ -25,7 +25,7 @@ class _File:
 
 
 class ModelFiles:
-    """Calls count from 1: `fail_at` is the one that raises OSError(`code`), `crash_at` the one that a crash precedes."""
+    """Calls count from 1. `fail_at` is the one that raises OSError(`code`), `crash_at` that which a crash precedes."""
 
     def __init__(self, *, fail_at: int = 0, code: int = 0, crash_at: int = 0) -> None:
         self.fail_at, self.code, self.crash_at = fail_at, code, crash_at
