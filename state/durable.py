@@ -227,7 +227,7 @@ class DurableTier:
         return inventory, self.budget - inventory.total - reserved
 
     def _evict(self, lease: Lease, wanted: int, *, documents: bool) -> bool:
-        """Whether `wanted` bytes are free now. If not, nothing was evicted. A document may replace others, payload not."""
+        """Whether `wanted` bytes are free now. If not, nothing was evicted. `documents`: other sessions' may go."""
         lease.keep()
         with self._leases.sweep() as exclusive:
             in_use = self._leases.in_use()

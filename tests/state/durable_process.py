@@ -1,4 +1,4 @@
-"""A process that publishes one session again and again, and says so: python -m tests.state.durable_process DIR EPOCH."""
+"""Publishes one session again and again, and says so: python -m tests.state.durable_process DIRECTORY EPOCH COUNT."""
 
 from __future__ import annotations
 

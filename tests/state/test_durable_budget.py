@@ -115,6 +115,20 @@ def test_a_checkpoint_saves_only_what_its_nearest_kept_ancestor_does_not() -> No
     assert order == [[True, False, True], [True, False, False]]
 
 
+def test_one_eviction_counts_what_a_checkpoint_saves_once_its_ancestor_is_gone() -> None:
+    watched = Watched()
+    chain = [
+        checkpoint("a", [content(0)], 10.0),
+        checkpoint("b", [content(1)], 11.0, "a"),
+        checkpoint("c", [content(2)], 14.0, "b"),
+    ]
+    watched.tier.publish(KEY, Epoch(1, 1), 1, document("chain"), chain, reader(*(content(n) for n in range(3))))
+    publish(watched.tier, "3", [content(3)], key=key(3), seconds=3.5)
+    watched.within(watched.tier.size() + record_bytes() + 100)
+    publish(watched.tier, "4", [content(4), content(5)], key=key(4), seconds=100.0)
+    assert watched.has(0, 1, 2, 3) == [True, False, True, False]
+
+
 def test_an_ancestor_may_lie_in_another_session() -> None:
     watched = Watched()
     publish(watched.tier, "trunk", [content(0)], key=key(0), seconds=9.0)
@@ -209,7 +223,7 @@ def test_nothing_is_evicted_when_all_of_it_is_in_use() -> None:
 
 def test_a_session_does_not_evict_what_its_own_new_publication_needs() -> None:
     watched = filled(1.0, 5.0)
-    watched.within(watched.budget + record_bytes() + 100)
+    watched.within(watched.budget + 500)
     chain = [checkpoint("0", [content(0)], 1.0), checkpoint("next", [content(0), content(7)], 1.1, "0")]
     done = watched.tier.publish(key(0), Epoch(1, 1), 2, document("0"), chain, reader(content(0), content(7)))
     assert done.payload
