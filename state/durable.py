@@ -179,27 +179,18 @@ class DurableTier:
 
     def _latest(self, key: SessionKey) -> tuple[Publication, bytes] | None:
         digest = key_digest(key)
-        while True:
-            dead = self._index.tombstone(digest)
-            vanished = False
-            for name, order in self._index.publications(digest):
-                if dead is not None and order.epoch <= dead:
-                    break
-                data = self._store.get(name)
-                if data is None:
-                    vanished = True
-                    continue
-                try:
-                    publication, document = read_record(data)
-                    self._verify(document)
-                except StoreError:
-                    raise
-                except StateError:
-                    continue
-                if publication.key == key and publication.order == order:
-                    return publication, document
-            if not vanished:
-                return None  # else a newer one was published, and these pruned, since they were listed
+
+        def read_whole(name: str) -> tuple[Publication, bytes] | None:
+            data = self._index.read(name)
+            try:
+                publication, document = read_record(data)
+                self._verify(document)
+            except StateError:
+                return None
+            return (publication, document) if publication_name(digest, publication.order) == name else None
+
+        found = self._index.highest(digest, read_whole)
+        return found if found and found[0].key == key else None
 
     def _refuse_late(self, digest: str, publication: Publication) -> None:
         key, order = publication.key, publication.order

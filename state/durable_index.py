@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from state.byte_store import ByteStore
-from state.errors import StateError
+from state.errors import StateError, StoreError
 from state.eviction import Held
 from state.names import (
     SEGMENTS,
@@ -22,6 +23,15 @@ from state.names import (
     tombstones_of,
 )
 from state.publication_record import read_record
+
+T = TypeVar("T")
+
+_LOOKS = 100
+"""Times that a reader looks again because what it was about to read was replaced."""
+
+
+class _VanishedError(Exception):
+    """A record is not there any more."""
 
 
 @dataclass(frozen=True)
@@ -88,30 +98,44 @@ class DurableIndex:
             dead[digest] = max(order.epoch, dead.get(digest, order.epoch))
         newest: dict[str, Held] = {}
         for digest, names in _by_session(inventory.records).items():
-            held = self._highest(digest, names, dead.get(digest))
+            living = [name for name, order in names if digest not in dead or order.epoch > dead[digest]]
+            held = self.highest(digest, self._held, living)
             if held is not None:
                 newest[digest] = held
         self._records = {name: held for name, held in self._records.items() if name in inventory.records}
         return newest
 
-    def _highest(self, digest: str, names: list[tuple[str, Order]], dead: Epoch | None) -> Held | None:
-        while names:
-            vanished = False
-            for name, order in names:
-                if dead is not None and order.epoch <= dead:
-                    return None
-                if name not in self._records:
-                    data = self._store.get(name)
-                    if data is None:
-                        vanished = True
-                        continue
-                    self._records[name] = _held(name, digest, data)
-                if held := self._records[name]:
-                    return held
-            if not vanished:
+    def highest(self, digest: str, accept: Callable[[str], T | None], names: list[str] | None = None) -> T | None:
+        """What `accept` makes of the highest record, of a session that is not deleted, for which it does not give None.
+
+        `names`: the records as listed already, the highest first. `accept` reads with `read`.
+        """
+        for _ in range(_LOOKS):
+            try:
+                for name in self._living(digest) if names is None else names:
+                    accepted = accept(name)
+                    if accepted is not None:
+                        return accepted
                 return None
-            names = self.publications(digest)  # a newer one was published, and these pruned, since they were listed
-        return None
+            except _VanishedError:
+                names = None  # a newer one was published, and this one pruned, since they were listed
+        raise StoreError("list", publications_of(digest), "gives names of records that are not there")
+
+    def read(self, name: str) -> bytes:
+        """A record's bytes, for `highest`."""
+        data = self._store.get(name)
+        if data is None:
+            raise _VanishedError
+        return data
+
+    def _living(self, digest: str) -> list[str]:
+        dead = self.tombstone(digest)
+        return [name for name, order in self.publications(digest) if dead is None or order.epoch > dead]
+
+    def _held(self, name: str) -> Held | None:
+        if name not in self._records:
+            self._records[name] = _read_held(name, self.read(name))
+        return self._records[name]
 
 
 def _by_session(names: Iterable[str]) -> dict[str, list[tuple[str, Order]]]:
@@ -123,12 +147,12 @@ def _by_session(names: Iterable[str]) -> dict[str, list[tuple[str, Order]]]:
     return sessions
 
 
-def _held(name: str, digest: str, data: bytes) -> Held | None:
+def _read_held(name: str, data: bytes) -> Held | None:
     """None: the record is not whole, or lies under a name that is not its own."""
     try:
         publication, _ = read_record(data)
-        if publication_name(key_digest(publication.key), publication.order) != name:
-            return None
+        digest = key_digest(publication.key)
+        own_name = publication_name(digest, publication.order)
     except StateError:
         return None
-    return Held(name, digest, len(data), publication)
+    return Held(name, digest, len(data), publication) if own_name == name else None

@@ -227,6 +227,42 @@ def test_a_reader_that_listed_before_a_publication_finds_the_new_one(clock: Cloc
     assert [found.order.sequence for found in open_tier(store, clock).sessions()] == [3]
 
 
+def test_a_reader_does_not_take_an_older_record_for_one_that_was_just_replaced(clock: Clock) -> None:
+    class Racing(MemoryStore):
+        replaced = ""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.older: dict[str, bytes] = {}
+
+        def get(self, name: str) -> bytes | None:
+            if name == self.replaced:
+                publish(open_tier(self, clock), "four", sequence=4)
+                self.content.update(self.older)  # pruning has not come to it yet
+            return super().get(name)
+
+    store = Racing()
+    tier = open_tier(store, clock)
+    publish(tier, "two", sequence=2)
+    store.older = {name: data for name, data in store.content.items() if name.startswith(SESSIONS)}
+    publish(tier, "three", sequence=3)
+    store.replaced = publication_name(key_digest(KEY), Order(Epoch(1, 1), 3))
+    store.content.update(store.older)
+    assert tier.latest(KEY) == (Order(Epoch(1, 1), 4), document("four"))
+
+
+def test_a_store_that_lists_what_it_does_not_have_is_an_error(clock: Clock) -> None:
+    class Lying(MemoryStore):
+        def get(self, name: str) -> bytes | None:
+            return None
+
+    store = Lying()
+    tier = open_tier(store, clock)
+    publish(tier, "one")
+    with pytest.raises(StoreError, match="not there"):
+        tier.latest(KEY)
+
+
 def test_a_new_tier_over_the_same_store_finds_sessions_and_bytes_again(store: MemoryStore, clock: Clock) -> None:
     tier = open_tier(store, clock)
     others = [SessionKey(tenant * 64, f"chat {number}") for tenant in "ab" for number in range(3)]
