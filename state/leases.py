@@ -57,10 +57,13 @@ class Lease:
 
     def keep(self) -> None:
         """To be called before every step that relies on it. Raises `StoreError` if it has ended meanwhile."""
-        now = self._leases.clock()
-        if now >= self._ends:
+        if self._leases.clock() >= self._ends:
             raise StoreError("keep", self._names[-1], "the lease has ended, because a step took too long")
-        if now >= self._ends - self._seconds / 2:
+        self.renew()
+
+    def renew(self) -> None:
+        """Makes it last, also if it has ended: for who does not rely on it yet. Does nothing in its first half."""
+        if self._leases.clock() >= self._ends - self._seconds / 2:
             self.reserve(self.reserved)
 
     def reserve(self, reserved: int) -> None:
@@ -97,7 +100,7 @@ class Leases:
         body = bytes.fromhex(session) + b"".join(segments)
         lease = Lease(self, "use", body, reserved, self._seconds)
         try:
-            self._wait_for_sweeps()
+            self._wait_for_sweeps(lease.renew)
             yield lease
         finally:
             lease.release()
@@ -146,17 +149,18 @@ class Leases:
                 kind, ends, reserved, token = match.groups()
                 yield _Found(entry.name, kind, int(ends), int(reserved), token)
 
-    def _wait_for_sweeps(self) -> None:
+    def _wait_for_sweeps(self, meanwhile: Callable[[], None]) -> None:
         deadline = self.clock() + SWEEP_SECONDS + 2 * CLOCK_SLACK
         while self._live("sweep"):
             if self.clock() >= deadline:
                 raise StoreError("wait", LEASES, "another process sweeps the store and does not end")
             self._sleep(_POLL_SECONDS)
+            meanwhile()
 
     def _exclusive(self) -> Lease:
         deadline = self.clock() + SWEEP_SECONDS + 2 * CLOCK_SLACK
         while True:
-            self._wait_for_sweeps()
+            self._wait_for_sweeps(lambda: None)
             lease = Lease(self, "sweep", b"", 0, SWEEP_SECONDS)
             try:
                 alone = all(held.token == lease.token for held in self._live("sweep"))

@@ -492,6 +492,15 @@ def test_a_dead_process_is_in_nobodys_way_for_long(store: MemoryStore, clock: Cl
     assert tier.segment(segment(A).sha256) is None
 
 
+def test_who_waits_for_a_sweep_longer_than_his_lease_has_one_afterwards(store: MemoryStore, clock: Clock) -> None:
+    tier = open_tier(store, clock, lease_seconds=10)
+    publish(tier, "one", [A])
+    store.content[f"{LEASES}sweep-{int(clock.now) + 25:016}-{0:016}-{'0' * 32}"] = b""
+    with tier.reading(KEY) as reading:
+        assert reading is not None
+        assert reading.segment(segment(A).sha256) == A
+
+
 def test_a_sweep_that_does_not_end_is_an_error_after_a_while(clock: Clock) -> None:
     class Sweeping(MemoryStore):
         def list(self, prefix: str):
