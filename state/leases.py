@@ -161,7 +161,7 @@ class Leases:
         deadline = self.clock() + SWEEP_SECONDS + 2 * CLOCK_SLACK
         while True:
             self._wait_for_sweeps(lambda: None)
-            lease = Lease(self, "sweep", b"", 0, SWEEP_SECONDS)
+            lease = Lease(self, "sweep", b"", 0, min(SWEEP_SECONDS, self._seconds))
             try:
                 alone = all(held.token == lease.token for held in self._live("sweep"))
             except StoreError:

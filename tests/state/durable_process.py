@@ -1,8 +1,9 @@
-"""Publishes one session again and again, and says so: python -m tests.state.durable_process DIRECTORY EPOCH COUNT."""
+"""Publishes one session again and again, and says so: its arguments: DIRECTORY EPOCH COUNT SWEEP_EVERY."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from state.byte_store import DirectoryStore
@@ -13,7 +14,8 @@ from tests.state.stores import KEY, checkpoint, data_of, document, reader, verif
 
 PAGES = 4
 PAGE_BYTES = 20_000
-BUDGET = 400_000
+BUDGET = 20_000_000
+"""Room for what leases of killed processes hold on to for some seconds, some hundred kilobytes each."""
 
 
 def pages(epoch: int, sequence: int) -> list[bytes]:
@@ -25,11 +27,12 @@ def text(epoch: int, sequence: int) -> str:
     return f"{epoch} {sequence}"
 
 
-def open_directory(path: str) -> DurableTier:
-    return DurableTier(DirectoryStore(Path(path)), BUDGET, verify, lease_seconds=5.0)
+def open_directory(path: str, ahead: float = 0.0) -> DurableTier:
+    """The tier, with a clock that is `ahead` seconds ahead."""
+    return DurableTier(DirectoryStore(Path(path)), BUDGET, verify, lease_seconds=5.0, clock=lambda: time.time() + ahead)
 
 
-def main(path: str, epoch: int, count: int) -> None:
+def main(path: str, epoch: int, count: int, sweep_every: int) -> None:
     tier = open_directory(path)
     latest = tier.latest(KEY)
     first = latest[0].sequence + 1 if latest and latest[0].epoch == Epoch(epoch, 0) else 0
@@ -37,14 +40,16 @@ def main(path: str, epoch: int, count: int) -> None:
         contents = pages(epoch, sequence)
         made = [checkpoint(text(epoch, sequence), contents)]
         try:
-            tier.publish(KEY, Epoch(epoch, 0), sequence, document(text(epoch, sequence)), made, reader(*contents))
+            done = tier.publish(
+                KEY, Epoch(epoch, 0), sequence, document(text(epoch, sequence)), made, reader(*contents)
+            )
         except StaleError:
             print("stale", flush=True)
             return
-        print(sequence, flush=True)
-        if sequence % 5 == 4:
+        print(sequence if done.payload else "no room", flush=True)
+        if sweep_every and sequence % sweep_every == 0:
             tier.sweep()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *(int(number) for number in sys.argv[2:]))
