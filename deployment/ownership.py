@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, order=True)
-class SessionKey:
-    """A session's name inside its tenant. `tenant` is 64 hex digits, `session` 1-128 visible characters."""
-
-    tenant: str
-    session: str
-
-    def __str__(self) -> str:
-        return f"{self.tenant[:16]}/{self.session}"
-
-
-@dataclass(frozen=True, order=True)
-class Epoch:
-    """A fence: of two owners the one with the higher epoch may commit. Incarnations are those of the directory."""
-
-    incarnation: int
-    counter: int
-
-    def __str__(self) -> str:
-        return f"{self.incarnation}.{self.counter}"
+from state.names import Epoch, SessionKey
 
 
 @dataclass(frozen=True)

@@ -63,5 +63,30 @@ class FingerprintMismatch(StateError):
         self.here = here
 
 
+class StoreError(StateError):
+    """A store of bytes could not do what was asked: disk full, input/output error, no permission, no connection.
+
+    What was stored before is as it was. `code` is the system's errno, None where there is none.
+    """
+
+    def __init__(self, operation: str, name: str, reason: str, code: int | None = None) -> None:
+        super().__init__(f"{operation} {name}: {reason}")
+        self.operation = operation
+        self.name = name
+        self.reason = reason
+        self.code = code
+
+
+class ExistsError(StoreError):
+    """The name is taken, and what lies under it is never overwritten."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("create", name, "exists already and is never overwritten")
+
+
+class StaleError(StateError):
+    """A publication that comes too late: the session was deleted, or published by a newer order. Nothing was stored."""
+
+
 def _shown(value: str | int | None) -> str:
     return "absent" if value is None else repr(value)
