@@ -1,7 +1,7 @@
 """Where does a turn get the memory it runs in, how does it give it up, and how does it go on later?
 
     open      what another turn with the same prompt left for it; else the session's deepest checkpoint that is a prefix
-              of the prompt; else an empty state
+              of the prompt; else an empty state, where also a turn begins whose prompt is scored
     suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
     resume    that checkpoint; else a prefix of the ledger that the session holds; else an empty state. What is missing
               is prefilled again up to the last commit boundary: nothing is drawn or published twice
@@ -63,7 +63,9 @@ class Admission:
         """A lane with memory of its own. `CapacityError` if there is no room now. `alone`: no other lane runs, so that
         nothing is gained by waiting."""
         budget = self.budget(submit)
-        take = partial(self._restore, submit, submit.prompt_ids, len(submit.prompt_ids) + budget)
+        prompt = submit.prompt_ids
+        reach = len(prompt) if submit.sampling.prompt_logprobs is None else 0
+        take = partial(self._restore, submit, prompt, reach, len(prompt) + budget)
         memory, hit = self._with_room(take, submit, alone)
         self._sessions.unpark(submit.turn)
         ends = frozenset(self._models.defaults.eos_ids)
@@ -123,7 +125,7 @@ class Admission:
     def resume(self, lane: Lane, row: int, alone: bool) -> None:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
         submit = lane.submit
-        take = partial(self._restore, submit, lane.ledger, lane.prompt_tokens + lane.budget)
+        take = partial(self._restore, submit, lane.ledger, lane.reusable, lane.prompt_tokens + lane.budget)
         memory, hit = self._with_room(take, submit, alone)
         self._sessions.unpark(submit.turn)
         lane.memory, lane.row, lane.suspended = memory, row, False
@@ -154,20 +156,20 @@ class Admission:
             self._sessions.settle(submit.session)
         return opened
 
-    def _restore(self, submit: Submit, ledger: Sequence[int], tokens: int) -> _Opened:
-        """Memory that stands at a prefix of `ledger`. `CapacityError`.
+    def _restore(self, submit: Submit, ledger: Sequence[int], reach: int, tokens: int) -> _Opened:
+        """Memory that stands at a prefix of `ledger`, of at most `reach` tokens. `CapacityError`.
 
         A checkpoint that is not whole is a miss: it is released, and the next deepest is tried.
         """
         own = self._sessions.parked(submit.turn)
-        if own is not None:
+        if own is not None and own.frontier <= reach:
             try:
                 return self._memory.restore(own, tokens), None
             except CoverageError as error:
                 logger.warning("a suspended turn is replayed: %s", error)
                 self._sessions.unpark(submit.turn)
         while submit.session:
-            found = self._sessions.deepest_prefix(submit.session, ledger)
+            found = self._sessions.deepest_prefix(submit.session, ledger[: reach + 1])
             if found is None:
                 break
             checkpoint, hit = found

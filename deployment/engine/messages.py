@@ -28,7 +28,9 @@ class Sampling:
     `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
-    alternatives are told beside each published token (0 to 20), of the raw target distribution.
+    alternatives are told beside each published token (0 to 20), of the raw target distribution. `prompt_logprobs`: the
+    same of the prompt's tokens after the first. They need the prompt's own positions, so that such a turn goes on from
+    no state that others left: its prompt is prefilled as a whole.
     """
 
     temperature: float = 0.0
@@ -44,6 +46,7 @@ class Sampling:
     sub: int = 0
     reproducible: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -213,11 +216,21 @@ class Evicted:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of a published token, and the best alternatives as (token id, log-probability), best first."""
+    """Log-probability of a token, and the best alternatives as (token id, log-probability), best first."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt's tokens from `start` on, one event a prefill slice, before `Started`. The first
+    token of a prompt has none; every other one comes once, in order, whatever happens to the turn's lane."""
+
+    turn: str
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -305,4 +318,6 @@ class Facts:
     facts: dict[str, Any]
 
 
-Event = Started | Captured | Evicted | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+Event = (
+    Started | Captured | Evicted | PromptLogprobs | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+)

@@ -85,9 +85,10 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
     if sampling.min_tokens < 0:
         message = f"min_tokens is {sampling.min_tokens}, must be at least 0"
         raise EngineError(errors.INVALID_REQUEST, message, "min_tokens")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= min(20, public_rows):
-        message = f"logprobs is {sampling.logprobs}, must be 0 to 20"
-        raise EngineError(errors.INVALID_REQUEST, message, "logprobs")
+    for name in ("logprobs", "prompt_logprobs"):
+        value, most = getattr(sampling, name), min(20, public_rows)
+        if value is not None and not 0 <= value <= most:
+            raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be 0 to {most}", name)
 
 
 def _check_stop_strings(strings: tuple[str, ...]) -> None:
