@@ -66,13 +66,19 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, or a grammar in
-    llguidance's Lark form; of a `json_object` nothing. `after`: the grammar holds once this token has come, such as the
-    end of thinking, and until then the turn cannot end by itself; None: from the first token."""
+    """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, a grammar in
+    llguidance's Lark form, or tools as `tools_grammar` writes them; of a `json_object` nothing. `after`: the grammar
+    holds once this token has come, which is the end of thinking, and a blank line may come first; until then the turn
+    cannot end by itself. None: from the first token."""
 
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "tools"]
     source: str = ""
     after: int | None = None
+
+    @property
+    def field(self) -> str:
+        """What a refusal names."""
+        return "tools" if self.kind == "tools" else "response_format"
 
 
 # ------------------------------------------------------------------------------------------------ commands

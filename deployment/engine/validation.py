@@ -47,7 +47,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
     if submit.thinking is not None:
         _check_thinking(submit.thinking, public_rows)
     if submit.grammar is not None and submit.ignore_eos:
-        message = "ignore_eos is true, must be false with a response_format: a grammar's end is an end token"
+        message = f"ignore_eos is true, must be false with {submit.grammar.field}: a grammar's end is an end token"
         raise EngineError(errors.INVALID_REQUEST, message, "ignore_eos")
 
 

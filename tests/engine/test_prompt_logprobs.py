@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt: those of the raw target, once each, however the prompt is cut and whoever interrupts."""
+"""Log-probabilities of a prompt: those of the raw target, once each, however it is cut and whoever interrupts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployment.engine.messages import Finished, Preempt, PromptLogprobs, Sampli
 from model.target import Columns, TargetState
 from tests.engine.driving import Driver, models, prompt, seeded
 
-LONG = (*prompt(0), *prompt(1), *prompt(2))
+LONG = (*prompt(0), *prompt(2), *prompt(8))
 SCORED = Sampling(prompt_logprobs=3)
 
 
@@ -123,14 +123,17 @@ def test_a_follower_that_asks_does_not_begin_behind_the_prompt_that_it_shares():
     assert driver.finished(follower).token_ids == driver.finished(leader).token_ids
 
 
-@pytest.mark.parametrize("images", [6, 0], ids=["from its checkpoint", "by replay"])
-@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize(
+    "images, session",
+    [(6, None), (0, None), (6, "s"), (2, "s")],
+    ids=["from its checkpoint", "by replay", "from its checkpoint beside others", "by replay beside others"],
+)
 def test_preemption_repeats_and_loses_no_score(images, session):
     driver = Driver("dflash2", lanes=1, images=images, prefill_chunk=32)
     alone = Driver("dflash2", lanes=1, images=2).run(LONG, sampling=SCORED, max_tokens=12, ignore_eos=True)
     if session:  # what it must not go on from, though it lies at hand
         driver.run(LONG, session=session, stable_boundary=len(LONG) - 1, max_tokens=2, ignore_eos=True)
-    turn = driver.submit(LONG, session=session, sampling=SCORED, max_tokens=12, ignore_eos=True, stable_boundary=70)
+    turn = driver.submit(LONG, session=session, sampling=SCORED, max_tokens=12, ignore_eos=True)
     for step in range(400):
         if not driver.engine.step():
             break
