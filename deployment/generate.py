@@ -16,15 +16,17 @@ from deployment.usage import one_sentence
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
     from deployment.engine.loading import Models
-    from deployment.engine.messages import Event, Grammar, Submit
+    from deployment.engine.messages import Event, Grammar, Submit, TokenLogprob
     from deployment.engine.options import EngineOptions
+    from model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Result:
     """What `--json` prints. `rounds` lists accepted drafts round by round; `acceptance_length` is published tokens
     after the first, divided by rounds; `seconds` covers prefill and decoding, `tokens_per_second` decoding only.
-    `logprobs`: an entry a token, with the alternatives in `top`, best first; null unless asked for."""
+    `logprobs`: an entry a token, with the alternatives in `top`, best first; null unless asked for. `prompt_logprobs`:
+    the same of the prompt's tokens, the first of which has null. `text`: with `--echo` the prompt's comes first."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -37,6 +39,7 @@ class Result:
     seconds: float
     tokens_per_second: float
     logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 def generate(
@@ -72,6 +75,12 @@ def generate(
         str | None, typer.Option(help="The answer is JSON that matches this schema: a file, or the schema itself.")
     ] = None,
     regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression as a whole.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt's text before the answer.")] = False,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities of the prompt's tokens, and this many others of each.")
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(help="JSON file: a list of functions that may be called.")] = None,
+    tool_choice: Annotated[str, typer.Option(help="With --tools: auto, required, or a function's name.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     context: Annotated[int | None, typer.Option(help="Limit of prompt and answer; default: the model's.")] = None,
@@ -104,10 +113,11 @@ def generate(
         )
         if sum(given is not None for given in (prompt, prompt_ids, chat)) != 1:
             raise ValueError("give exactly one of --prompt, --prompt-ids and --chat")
-        grammar = _grammar(json_schema, regex)
+        offered = _tools(tools)
+        grammar = _grammar(json_schema, regex, offered, tool_choice)
         options = args.engine_options()
         models = load_models(options)
-        ids = _encode(models, prompt, prompt_ids, chat)
+        ids = _encode(models, prompt, prompt_ids, chat, offered)
         options = replace(options, pages=pages_for(min(len(ids) + max(1, max_tokens), models.context)))
         submit = Submit(
             turn="generate",
@@ -125,13 +135,14 @@ def generate(
                 seed=secrets.randbits(64) if seed is None else seed,
                 reproducible=reproducible,
                 logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             ),
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
             stop_strings=tuple(stop or ()),
             grammar=grammar if chat is None else after_thinking(models.tokenizer, ids, grammar),
         )
-        result = _run(models, options, submit, stream=not as_json)
+        result = _run(models, options, submit, stream=not as_json, echo=echo)
         if as_json:
             print(json.dumps(asdict(result)))
             return
@@ -142,12 +153,13 @@ def generate(
         )
 
 
-def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -> Result:
-    """One turn to its end; prints its text as it comes if `stream`. Raises ValueError where the engine refuses it."""
+def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool, echo: bool) -> Result:
+    """One turn to its end; prints its text as it comes if `stream`, and what is told of its prompt on stderr. Raises
+    ValueError where the engine refuses it."""
     import torch
 
     from deployment.engine.engine import Engine
-    from deployment.engine.messages import Failed, Finished, Started, Tokens
+    from deployment.engine.messages import Failed, Finished, PromptLogprobs, Started, Tokens
     from model.tokenizer import Detokenizer
 
     if options.device == "cpu":
@@ -156,6 +168,7 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
     engine = Engine(models, options, events.append)
     detokenizer = Detokenizer(models.tokenizer)
     told: list[dict[str, Any]] = []
+    scores: list[dict[str, Any] | None] = [None]
     begun = decoding = time.monotonic()
     engine.execute(submit)
     while events or engine.step():
@@ -163,8 +176,15 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
             match event:
                 case Failed():
                     raise ValueError(event.message)
+                case PromptLogprobs():
+                    scores.extend(asdict(entry) for entry in event.logprobs)
+                    if stream:
+                        for entry in event.logprobs:
+                            typer.echo(_score_line(models.tokenizer, entry), err=True)
                 case Started():
                     decoding = time.monotonic()
+                    if stream and echo:
+                        print(models.tokenizer.decode(submit.prompt_ids), end="", flush=True)
                 case Tokens():
                     told.extend(asdict(entry) for entry in event.logprobs)
                     if stream:
@@ -177,10 +197,11 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
                         print(detokenizer.flush())
                     now = time.monotonic()
                     text = models.tokenizer.decode(event.token_ids)
+                    before = models.tokenizer.decode(submit.prompt_ids) if echo else ""
                     return Result(
                         prompt_token_ids=list(submit.prompt_ids),
                         token_ids=list(event.token_ids),
-                        text=text[: len(text) - event.text_cut],
+                        text=before + text[: len(text) - event.text_cut],
                         finish_reason=event.finish_reason,
                         rounds=list(event.rounds),
                         acceptance_length=event.acceptance_length,
@@ -190,6 +211,7 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
                         # the first token comes with the prefill
                         tokens_per_second=max(0, len(event.token_ids) - 1) / max(now - decoding, 1e-9),
                         logprobs=None if submit.sampling.logprobs is None else told,
+                        prompt_logprobs=None if submit.sampling.prompt_logprobs is None else scores,
                     )
                 case _:
                     pass
@@ -197,7 +219,18 @@ def _run(models: Models, options: EngineOptions, submit: Submit, stream: bool) -
     raise RuntimeError("the engine ended the turn without a word")
 
 
-def _encode(models: Models, prompt: str | None, prompt_ids: str | None, chat: str | None) -> tuple[int, ...]:
+def _score_line(tokenizer: Tokenizer, entry: TokenLogprob) -> str:
+    """A token of the prompt, its log-probability, and the alternatives."""
+
+    def shown(token: int, logprob: float) -> str:
+        return f"{logprob:9.4f} {tokenizer.spelled(token).decode(errors='replace')!r}"
+
+    return "  ".join([shown(entry.token, entry.logprob), *(shown(*other) for other in entry.top)])
+
+
+def _encode(
+    models: Models, prompt: str | None, prompt_ids: str | None, chat: str | None, tools: list[Any] | None
+) -> tuple[int, ...]:
     if prompt_ids is not None:
         try:
             return tuple(int(item) for item in prompt_ids.split(","))
@@ -206,7 +239,7 @@ def _encode(models: Models, prompt: str | None, prompt_ids: str | None, chat: st
     if chat is not None:
         if not chat.strip():
             raise ValueError("--chat is empty, must be a message")
-        prompt = models.chat_template.render([{"role": "user", "content": chat}], add_generation_prompt=True)
+        prompt = models.chat_template.render([{"role": "user", "content": chat}], tools=tools)
     return tuple(models.tokenizer.encode(prompt or ""))
 
 
@@ -218,11 +251,32 @@ def _bias(entry: str) -> tuple[int, float]:
         raise ValueError(f"--logit-bias is {entry!r}, must be a token id and a value as in 290:-5") from None
 
 
-def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+def _tools(path: Path | None) -> list[Any] | None:
+    if path is None:
+        return None
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"--tools is {str(path)!r}, must be a JSON file: {reason}") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"--tools: {path} must hold a list of functions")
+    return tools
+
+
+def _grammar(json_schema: str | None, regex: str | None, tools: list[Any] | None, tool_choice: str) -> Grammar | None:
     from deployment.engine.messages import Grammar
+    from deployment.engine.tool_grammar import tools_grammar
 
     if json_schema is not None and regex is not None:
         raise ValueError("give at most one of --json-schema and --regex")
+    if tools is not None:
+        if json_schema is not None or regex is not None:
+            raise ValueError("give --tools without --json-schema and --regex")
+        named = {"type": "function", "function": {"name": tool_choice}}
+        return tools_grammar(tools, tool_choice if tool_choice in ("auto", "required") else named)
+    if tool_choice != "auto":
+        raise ValueError(f"--tool-choice is {tool_choice!r}, which needs --tools")
     if regex is not None:
         return Grammar("regex", regex)
     if json_schema is None:
