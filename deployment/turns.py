@@ -133,10 +133,11 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) ->
 
 
 def choices(submit: Submit, n: int) -> list[Submit]:
-    """`n` turns that differ in their draws only. The first one prefills the prompt for all."""
+    """`n` turns that differ in their draws only. The first one prefills the prompt for all, and scores it if asked."""
     names = tuple(f"{submit.turn}.{i}" for i in range(1, n))
+    sampling = replace(submit.sampling, prompt_logprobs=None)
     others = [
-        replace(submit, turn=name, sampling=replace(submit.sampling, sub=i), after=submit.turn)
+        replace(submit, turn=name, sampling=replace(sampling, sub=i), after=submit.turn)
         for i, name in enumerate(names, start=1)
     ]
     return [replace(submit, followers=names), *others]

@@ -33,7 +33,7 @@ ANY_TEXT = rf"{ANY}: /\n(?s:.*)/ & ~/(?s:.*)\n<\/parameter>(?s:.*)/"
 _NAME = re.compile(r"[^\s<>\x00-\x1f]([^<>\x00-\x1f]{0,126}[^\s<>\x00-\x1f])?")
 _OBJECT_KEYWORDS = frozenset(
     {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "$defs", "definitions",
-     "title", "description", "default", "examples", "$schema", "$id", "$comment", "strict"}
+     "title", "description", "default", "examples", "$schema", "$id", "$comment"}
 )  # fmt: skip
 
 

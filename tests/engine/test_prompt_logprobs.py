@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deployment.engine import errors, logprobs
-from deployment.engine.messages import Finished, Preempt, PromptLogprobs, Sampling, Started, TokenLogprob
+from deployment.engine.messages import Finished, Preempt, PromptLogprobs, Sampling, Started, Submit, TokenLogprob
+from deployment.turns import choices
 from model.target import Columns, TargetState
 from tests.engine.driving import Driver, models, prompt, seeded
 
@@ -121,6 +122,16 @@ def test_a_follower_that_asks_does_not_begin_behind_the_prompt_that_it_shares():
     driver.steps()
     check(told(driver, follower), prompt(0))
     assert driver.finished(follower).token_ids == driver.finished(leader).token_ids
+
+
+def test_choices_score_their_prompt_once():
+    driver = Driver("none", lanes=2, images=4)
+    turns = choices(Submit("c", prompt(0), sampling=seeded(3, prompt_logprobs=3), max_tokens=2, ignore_eos=True), 2)
+    for turn in turns:
+        driver.engine.execute(turn)
+    driver.steps()
+    check(told(driver, "c"), prompt(0))
+    assert told(driver, "c.1") == [] and driver.started("c.1").prefilled == 0
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,8 @@ def test_every_call_of_many_seeds_side_by_side_parses_back_and_validates(backend
 def test_auto_is_free_text_until_a_call_begins(backend):
     """A bias towards the opening token, so that some of the texts hold calls."""
     driver = Driver(backend, lanes=4, images=4)
-    biased = [replace(sampling, logit_bias=((TOOL_CALL, 9.0),)) for sampling in T1]
-    turns = [driver.submit(prompt(2), sampling=s, grammar=tools_grammar(TOOLS), max_tokens=150) for s in biased]
+    biased = [replace(sampling, logit_bias=((TOOL_CALL, 13.5),)) for sampling in T1]
+    turns = [driver.submit(prompt(4), sampling=s, grammar=tools_grammar([WEATHER]), max_tokens=90) for s in biased]
     driver.steps()
     calls, leads = 0, 0
     for turn in turns:
