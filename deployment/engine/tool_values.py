@@ -230,9 +230,10 @@ def _string(own: Mapping[str, Any]) -> str:
     if "pattern" in own:
         parts.append(_searched(own["pattern"]))
     if "format" in own:
-        if own["format"] not in FORMATS:
+        known = FORMATS.get(own["format"]) if isinstance(own["format"], str) else None
+        if known is None:
             raise SchemaRefused(f"format is {own['format']!r}, must be one of {', '.join(FORMATS)}")
-        parts.append(FORMATS[own["format"]])
+        parts.append(known)
     if "minLength" in own or "maxLength" in own:
         least, most = own.get("minLength", 0), own.get("maxLength", "")
         for keyword, value in (("minLength", least), ("maxLength", most)):

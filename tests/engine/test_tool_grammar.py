@@ -418,6 +418,8 @@ def of(schema: Any, **more: Any) -> Grammar:
         (of({"type": "array", "items": {"type": "array", "uniqueItems": True}}), "'search' at #/items: .*uniqueItems"),
         (of({"type": "string", "pattern": "(?=a)"}), "'query' of function 'search': .*look-around"),
         (of({"type": "string", "format": "path"}), "'query' of function 'search': format is 'path', must be one"),
+        (of({"type": "string", "format": []}), "'search': format is \\[\\], must be one"),
+        (of({"type": "string", "pattern": {}}), "'search': pattern is {}, must be a regular expression"),
         (of({"type": "string", "maxLength": -1}), "'query' of function 'search': maxLength is -1"),
         (of({"type": "string", "not": {"const": "a"}}), "'search': not is not supported"),
         (of({"oneOf": [{"type": "string"}, {"const": "a"}]}), "'search': oneOf has several parts"),
