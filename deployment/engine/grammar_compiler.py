@@ -100,17 +100,21 @@ class GrammarCompiler:
         source = tools.source if tools else schema or grammar.source
         try:
             compiled = self._matcher(self._parsed(grammar.kind, source, grammar.after is not None))
+            fault = self._fault(grammar, schema, tools, compiled.get_error()) if compiled.is_error() else ""
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a fault in the library is no Exception, and must not end the engine
             raise refused(grammar, f"the {grammar.kind} cannot be compiled: {error}") from None
-        if compiled.is_error():
-            reason = compiled.get_error()
-            if tools:
-                raise refused(grammar, self._fault_of(tools, reason))
-            place = f" at {self._place(schema, reason)}" if schema else ""
-            raise refused(grammar, f"the {grammar.kind} cannot be followed{place}: {_explained(reason)}")
+        if fault:
+            raise refused(grammar, fault)
         return compiled
+
+    def _fault(self, grammar: Grammar, schema: str, tools: ToolGrammar | None, reason: str) -> str:
+        """What to say of a grammar that the library does not take, for `reason`."""
+        if tools:
+            return self._fault_of(tools, reason)
+        place = f" at {self._place(schema, reason)}" if schema else ""
+        return f"the {grammar.kind} cannot be followed{place}: {_explained(reason)}"
 
     def _parsed(self, kind: str, source: str, after_thinking: bool) -> str:
         """What a matcher takes."""
@@ -148,7 +152,7 @@ class GrammarCompiler:
         library = self._library.LLMatcher
         for rule in tools.rules:
             for schema in rule.schemas:
-                wrong = library.validate_grammar(library.grammar_from_json_schema(schema), self._vocabulary)
+                wrong = library.validate_grammar(library.grammar_from_json_schema(json.dumps(schema)), self._vocabulary)
                 if wrong:
                     return f"{rule.place} at {self._place(json.dumps(schema), wrong)}: {_explained(wrong)}"
             if wrong := library.validate_grammar(library.grammar_from_lark(rule.alone), self._vocabulary):
@@ -168,7 +172,7 @@ class GrammarCompiler:
                 tries += 1
                 if tries > _MAX_TRIES:
                     return pointer
-                source = self._library.LLMatcher.grammar_from_json_schema({**shared, **inner})
+                source = self._library.LLMatcher.grammar_from_json_schema(json.dumps({**shared, **inner}))
                 if self._library.LLMatcher.validate_grammar(source, self._vocabulary) == reason:
                     part, pointer, found = inner, f"{pointer}/{name}", True
                     break

@@ -118,6 +118,8 @@ class _Splitter:
         own = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("x-")}
         if "$ref" in own:
             _alone("$ref", own)
+            if not isinstance(own["$ref"], str):
+                raise SchemaRefused(f"$ref is {own['$ref']!r}, must be a text that begins with #/")
             return self.values(_resolved(own["$ref"], self._root), depth + 1)
         if isinstance(own.get("allOf"), list) and len(own["allOf"]) == 1:
             _alone("allOf", own)
