@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,9 +15,10 @@ from deployment.usage import one_sentence
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
     from deployment.engine.loading import Models
-    from deployment.engine.messages import Grammar, Submit
+    from deployment.engine.messages import Grammar, Submit, TokenLogprob
     from deployment.engine.options import EngineOptions
     from deployment.offline import Result, Source
+    from model.tokenizer import Tokenizer
 
 BATCH_LANES = 8
 """Lines of a batch that decode together, unless told otherwise."""
@@ -84,6 +85,12 @@ def generate(
     json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False,
     lark: Annotated[str | None, typer.Option(help="The answer matches the Lark grammar in this file.")] = None,
     regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression as a whole.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt's text before the answer.")] = False,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities of the prompt's tokens, and this many others of each.")
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(help="JSON file: a list of functions that may be called.")] = None,
+    tool_choice: Annotated[str, typer.Option(help="With --tools: auto, required, or a function's name.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; default: a random one, told.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     context: Annotated[int | None, typer.Option(help="Limit of prompt and answer; default: the model's.")] = None,
@@ -116,6 +123,7 @@ def generate(
         )
         if sum(given is not None for given in (prompt, prompt_ids, chat, batch)) != 1:
             raise ValueError("give exactly one of --prompt, --prompt-ids, --chat and --batch")
+        offered = _tools(tools)
         asked = Asked(
             sampling=Sampling(
                 temperature=temperature,
@@ -129,6 +137,7 @@ def generate(
                 min_tokens=min_tokens,
                 reproducible=reproducible,
                 logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             ),
             max_tokens=max_tokens,
             seed=seed,
@@ -140,7 +149,9 @@ def generate(
             include_stop_string=include_stop_str_in_output,
             thinking_budget=thinking_budget,
             enable_thinking=enable_thinking,
-            grammar=_grammar(json_object, json_schema, regex, lark),
+            grammar=_grammar(json_object, json_schema, regex, lark, offered, tool_choice),
+            tools=None if offered is None else tuple(offered),
+            echo=echo,
         )
         options = args.engine_options()
         if batch is not None:
@@ -156,22 +167,28 @@ def generate(
         source = _source(prompt, prompt_ids, chat)
         models = load_models(options)
         submits = submits_of(models, "generate", source, asked)
-        _run(models, fitted(options, models, submits), submits, as_json)
+        _run(models, fitted(options, models, submits), submits, as_json, echo)
 
 
-def _run(models: Models, options: EngineOptions, submits: Sequence[Submit], as_json: bool) -> None:
-    """Prints a single answer as it comes, several one after the other. Raises ValueError for a turn that fails."""
-    from deployment.engine.messages import Failed, Finished, Tokens
+def _run(models: Models, options: EngineOptions, submits: Sequence[Submit], as_json: bool, echo: bool) -> None:
+    """Prints a single answer as it comes, several one after the other, and the scores of prompts on stderr. Raises
+    ValueError for a turn that fails."""
+    from deployment.engine.messages import Failed, Finished, PromptLogprobs, Started, Tokens
     from deployment.offline import Answer, run
     from model.tokenizer import Detokenizer
 
     streamed = len(submits) == 1 and not as_json
     detokenizer = Detokenizer(models.tokenizer)
-    answers = {submit.turn: Answer(submit, models, options.backend) for submit in submits}
+    answers = {submit.turn: Answer(submit, models, options.backend, echo) for submit in submits}
     results: dict[str, Result] = {}
     for submit, event in run(models, options, submits):
         if isinstance(event, Failed):
             raise ValueError(event.message)
+        if isinstance(event, PromptLogprobs) and not as_json:
+            for entry in event.logprobs:
+                typer.echo(_score_line(models.tokenizer, entry), err=True)
+        if isinstance(event, Started) and streamed and echo:
+            print(models.tokenizer.decode(submit.prompt_ids), end="", flush=True)
         if isinstance(event, Tokens) and streamed:
             text = detokenizer.push(event.token_ids)
             if event.text_cut:
@@ -211,6 +228,15 @@ def _ids(option: str, text: str) -> tuple[int, ...]:
         raise ValueError(f"{option} is {text!r}, must be token ids as in 1,2,3") from None
 
 
+def _score_line(tokenizer: Tokenizer, entry: TokenLogprob) -> str:
+    """A token of the prompt, its log-probability, and the alternatives."""
+
+    def shown(token: int, logprob: float) -> str:
+        return f"{logprob:9.4f} {tokenizer.spelled(token).decode(errors='replace')!r}"
+
+    return "  ".join([shown(entry.token, entry.logprob), *(shown(*other) for other in entry.top)])
+
+
 def _bias(entry: str) -> tuple[int, float]:
     token, _, added = entry.partition(":")
     try:
@@ -219,11 +245,40 @@ def _bias(entry: str) -> tuple[int, float]:
         raise ValueError(f"--logit-bias is {entry!r}, must be a token id and a value as in 290:-5") from None
 
 
-def _grammar(json_object: bool, json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
-    from deployment.engine.messages import Grammar
+def _tools(path: Path | None) -> list[Any] | None:
+    if path is None:
+        return None
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"--tools is {str(path)!r}, must be a JSON file: {reason}") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"--tools: {path} must hold a list of functions")
+    return tools
 
-    if json_object + sum(given is not None for given in (json_schema, regex, lark)) > 1:
+
+def _grammar(
+    json_object: bool,
+    json_schema: str | None,
+    regex: str | None,
+    lark: str | None,
+    tools: list[Any] | None,
+    tool_choice: str,
+) -> Grammar | None:
+    from deployment.engine.messages import Grammar
+    from deployment.engine.tool_grammar import tools_grammar
+
+    given = json_object + sum(text is not None for text in (json_schema, regex, lark))
+    if given > 1:
         raise ValueError("give at most one of --json-object, --json-schema, --regex and --lark")
+    if tools is not None:
+        if given:
+            raise ValueError("give --tools without --json-object, --json-schema, --regex and --lark")
+        named = {"type": "function", "function": {"name": tool_choice}}
+        return tools_grammar(tools, tool_choice if tool_choice in ("auto", "required") else named)
+    if tool_choice != "auto":
+        raise ValueError(f"--tool-choice is {tool_choice!r}, which needs --tools")
     if json_object:
         return Grammar("json_object")
     if regex is not None:

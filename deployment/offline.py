@@ -13,7 +13,17 @@ import torch
 
 from deployment.engine.engine import Engine
 from deployment.engine.loading import Models
-from deployment.engine.messages import Event, Failed, Finished, Grammar, Sampling, Started, Submit, Tokens
+from deployment.engine.messages import (
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    PromptLogprobs,
+    Sampling,
+    Started,
+    Submit,
+    Tokens,
+)
 from deployment.engine.options import EngineOptions
 from deployment.turns import Message, Prompt, after_thinking, choices, full_history, thinking_budget
 from state.geometry import pages_for
@@ -24,7 +34,8 @@ MAX_CHOICES = 8
 @dataclass(frozen=True)
 class Asked:
     """How a prompt is continued; fields as in `Submit`. `seed` None: a random one for each prompt, in the place of
-    `sampling.seed`. `n`: choices. `enable_thinking` is the chat template's switch."""
+    `sampling.seed`. `n`: choices. `enable_thinking` is the chat template's switch, and
+    `tools` are what it offers. `echo`: an answer's text begins with the prompt's."""
 
     sampling: Sampling
     max_tokens: int
@@ -38,6 +49,8 @@ class Asked:
     thinking_budget: int | None = None
     enable_thinking: bool | None = None
     grammar: Grammar | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    echo: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_CHOICES:
@@ -58,7 +71,8 @@ class Result:
     """One choice. `rounds` lists accepted drafts round by round; `acceptance_length` is published tokens after the
     first, divided by rounds; `seconds` covers prefill and decoding, `tokens_per_second` decoding only. `logprobs`: an
     entry a token, with the alternatives in `top`, best first; null unless asked for. `stop_reason`: the stop string, or
-    the id of `stop_token_ids`, that ended it."""
+    the id of `stop_token_ids`, that ended it. `prompt_logprobs`: as `logprobs`, of the prompt's tokens, the first of
+    which has null; the first choice tells them for all."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -73,12 +87,13 @@ class Result:
     logprobs: list[dict[str, Any]] | None = None
     choice: int = 0
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 def submits_of(models: Models, turn: str, source: Source, asked: Asked) -> list[Submit]:
     """The turns of a prompt, one a choice; `turn` is the first one's name. Raises ValueError."""
     tokenizer = models.tokenizer
-    prompt = _encoded(models, source, asked.enable_thinking)
+    prompt = _encoded(models, source, asked)
     answer_opener = prompt.ids[prompt.stable_boundary :]
     grammar = asked.grammar if source.messages is None else after_thinking(tokenizer, answer_opener, asked.grammar)
     submit = Submit(
@@ -97,14 +112,15 @@ def submits_of(models: Models, turn: str, source: Source, asked: Asked) -> list[
     return choices(submit, asked.n)
 
 
-def _encoded(models: Models, source: Source, enable_thinking: bool | None) -> Prompt:
+def _encoded(models: Models, source: Source, asked: Asked) -> Prompt:
     """A prompt that is not rendered from messages is all opener: it may leave a think block open itself."""
     if source.messages is not None:
         return full_history(
             models.chat_template,
             models.tokenizer,
             source.messages,
-            enable_thinking=enable_thinking,
+            enable_thinking=asked.enable_thinking,
+            tools=asked.tools,
             limit=models.context,
         )
     ids = source.prompt_ids if source.prompt_ids is not None else models.tokenizer.encode(source.prompt or "")
@@ -154,14 +170,18 @@ class Answer:
     submit: Submit
     models: Models
     backend: str
+    echo: bool = False
     decoding_since: float = field(default_factory=time.monotonic)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    scores: list[dict[str, Any] | None] = field(default_factory=lambda: [None])
 
     def take(self, event: Event) -> Result | None:
         """The result once the turn has finished."""
         match event:
             case Started():
                 self.decoding_since = time.monotonic()
+            case PromptLogprobs():
+                self.scores.extend(asdict(entry) for entry in event.logprobs)
             case Tokens():
                 self.logprobs.extend(asdict(entry) for entry in event.logprobs)
             case Finished():
@@ -172,13 +192,14 @@ class Answer:
 
     def _result(self, finished: Finished) -> Result:
         text = self.models.tokenizer.decode(finished.token_ids)
+        before = self.models.tokenizer.decode(self.submit.prompt_ids) if self.echo else ""
         sampling = self.submit.sampling
         by_id = finished.stop_id in self.submit.stop_ids
         decoded = max(0, len(finished.token_ids) - 1)  # the first token comes with the prefill
         return Result(
             prompt_token_ids=list(self.submit.prompt_ids),
             token_ids=list(finished.token_ids),
-            text=text[: len(text) - finished.text_cut],
+            text=before + text[: len(text) - finished.text_cut],
             finish_reason=finished.finish_reason,
             rounds=list(finished.rounds),
             acceptance_length=finished.acceptance_length,
@@ -189,4 +210,5 @@ class Answer:
             logprobs=None if sampling.logprobs is None else self.logprobs,
             choice=sampling.sub,
             stop_reason=finished.stop_id if by_id else finished.stop_string,
+            prompt_logprobs=None if sampling.prompt_logprobs is None else self.scores,
         )

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from deployment.engine.messages import Grammar, Submit, ThinkingBudget
@@ -49,6 +50,7 @@ def full_history(
     messages: Sequence[Message],
     *,
     enable_thinking: bool | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
     limit: int | None = None,
 ) -> Prompt:
     """Renders the whole conversation. The boundary is decision 17's: before the generation prompt's think opener.
@@ -56,27 +58,23 @@ def full_history(
     A prompt of `limit` tokens or more, which will be refused, has no boundary: finding one takes as long as the prompt.
     Raises ModelError where the template refuses the messages.
     """
-    text = template.render(list(messages), enable_thinking=enable_thinking)
+    render = partial(template.render, tools=list(tools) if tools else None, enable_thinking=enable_thinking)
+    text = render(list(messages))
     ids = tokenizer.encode(text)
     if limit is not None and len(ids) >= limit:
         return Prompt(tuple(ids), 0)
-    later = tokenizer.encode(
-        template.render([*messages, *_NEXT], add_generation_prompt=False, enable_thinking=enable_thinking)
-    )
-    shared = _system_text(text, template, messages, enable_thinking)
+    later = tokenizer.encode(render([*messages, *_NEXT], add_generation_prompt=False))
+    shared = _system_text(text, render, messages, bool(tools))
     system_boundary = common_prefix(ids, tokenizer.encode(shared)) if shared else 0
     return Prompt(tuple(ids), _boundary(ids, later), min(system_boundary, len(ids) - 1))
 
 
-def _system_text(text: str, template: ChatTemplate, messages: Sequence[Message], enable_thinking: bool | None) -> str:
-    """How a conversation's text begins whatever its first user says; empty without a system message."""
+def _system_text(text: str, render: Callable[..., str], messages: Sequence[Message], tools: bool) -> str:
+    """How a conversation's text begins whatever its first user says; empty without tools and a system message."""
     system = list(itertools.takewhile(lambda message: message.get("role") in _SYSTEM_ROLES, messages))
-    if not system:
+    if not system and not tools:
         return ""
-    others = [
-        template.render([*system, {"role": "user", "content": content}], enable_thinking=enable_thinking)
-        for content in ("x", "0")
-    ]
+    others = [render([*system, {"role": "user", "content": content}]) for content in ("x", "0")]
     return text[: min(common_prefix(text, other) for other in others)]
 
 
@@ -153,10 +151,11 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) ->
 
 
 def choices(submit: Submit, n: int) -> list[Submit]:
-    """`n` turns that differ in their draws only. The first one prefills the prompt for all."""
+    """`n` turns that differ in their draws only. The first one prefills the prompt for all, and scores it if asked."""
     names = tuple(f"{submit.turn}.{i}" for i in range(1, n))
+    sampling = replace(submit.sampling, prompt_logprobs=None)
     others = [
-        replace(submit, turn=name, sampling=replace(submit.sampling, sub=i), after=submit.turn)
+        replace(submit, turn=name, sampling=replace(sampling, sub=i), after=submit.turn)
         for i, name in enumerate(names, start=1)
     ]
     return [replace(submit, followers=names), *others]

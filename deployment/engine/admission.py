@@ -1,7 +1,7 @@
 """Where does a turn get the memory it runs in, how does it give it up, and how does it go on later?
 
     open      what another turn with the same prompt left for it; else the tenant's deepest checkpoint that is a prefix
-              of the prompt; else an empty state
+              of the prompt; else an empty state, where also a turn begins whose prompt is scored
     suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
     resume    that checkpoint; else the tenant's deepest one that is a prefix of the ledger; else an empty state. What
               is missing is prefilled again up to the last commit boundary: nothing is drawn or published twice
@@ -64,7 +64,9 @@ class Admission:
         """A lane with memory of its own. `CapacityError` if there is no room now. `alone`: no other lane runs, so that
         nothing is gained by waiting."""
         budget = self.budget(submit)
-        memory, hit = self._with_room(submit, submit.prompt_ids, len(submit.prompt_ids) + budget, alone)
+        prompt = submit.prompt_ids
+        reach = len(prompt) if submit.sampling.prompt_logprobs is None else 0
+        memory, hit = self._with_room(submit, prompt, reach, len(prompt) + budget, alone)
         self._sessions.unpark(submit.turn)
         ends = frozenset(self._models.defaults.eos_ids)
         return Lane(
@@ -126,7 +128,8 @@ class Admission:
     def resume(self, lane: Lane, row: int, alone: bool) -> None:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
         submit = lane.submit
-        memory, hit = self._with_room(submit, lane.ledger, lane.prompt_tokens + lane.budget, alone)
+        tokens = lane.prompt_tokens + lane.budget
+        memory, hit = self._with_room(submit, lane.ledger, lane.reusable, tokens, alone)
         self._sessions.unpark(submit.turn)
         lane.memory, lane.row, lane.suspended, lane.imaged = memory, row, False, memory.frontier
         if hit is not None and len(lane.ledger) == lane.prompt_tokens:
@@ -145,11 +148,11 @@ class Admission:
             held[self._memory.draft.name] = len(lane.memory.draft_pages)
         return held
 
-    def _with_room(self, submit: Submit, ledger: Sequence[int], tokens: int, alone: bool) -> _Opened:
-        take = partial(self._restore, submit, ledger, tokens)
+    def _with_room(self, submit: Submit, ledger: Sequence[int], reach: int, tokens: int, alone: bool) -> _Opened:
+        take = partial(self._restore, submit, ledger, reach, tokens)
         try:
             # the checkpoint to go on from is not evicted for the turn that waits for it
-            source = self._source(submit, ledger)
+            source = self._source(submit, ledger[: reach + 1])
             opened = self._sessions.with_room(take, keep=submit.session, turn=submit.turn, source=source)
         except CapacityError:
             if not alone:
@@ -159,19 +162,20 @@ class Admission:
             self._sessions.settle(submit.session)
         return opened
 
-    def _restore(self, submit: Submit, ledger: Sequence[int], tokens: int) -> _Opened:
-        """Memory that stands at a prefix of `ledger`. `CapacityError`.
+    def _restore(self, submit: Submit, ledger: Sequence[int], reach: int, tokens: int) -> _Opened:
+        """Memory that stands at a prefix of `ledger`, of at most `reach` tokens. `CapacityError`.
 
         A checkpoint that is not whole is a miss: it is released, and the next deepest is tried.
         """
         own = self._sessions.parked(submit.turn)
-        if own is not None:
+        if own is not None and own.frontier <= reach:
             try:
                 return self._memory.restore(own, tokens), None
             except CoverageError as error:
                 logger.warning("a suspended turn is replayed: %s", error)
                 self._sessions.unpark(submit.turn)
-        while (found := self._sessions.deepest_prefix(submit.session, ledger, submit.tenant)) is not None:
+        reachable = ledger[: reach + 1]
+        while (found := self._sessions.deepest_prefix(submit.session, reachable, submit.tenant)) is not None:
             checkpoint, hit = found
             try:
                 return self._memory.restore(checkpoint, tokens), hit

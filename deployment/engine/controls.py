@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Sampling, TokenLogprob
+from deployment.engine.messages import Sampling
 from kernels.acceptance import RowSampling
-from kernels.logprobs import token_logprobs
 from kernels.penalties import RowPenalties
 from kernels.randomness import signed_seed
 
@@ -76,24 +75,6 @@ def forbidden_ends(lanes: Sequence[Lane], width: int, vocabulary: int, device: t
             ends = [token for token in lane.stop_ids if token < vocabulary]
             forbidden[row, : missing[row], ends] = True
     return forbidden.to(device)
-
-
-def licensed_logprobs(
-    lanes: Sequence[Lane], logits: torch.Tensor, licensed: Sequence[Sequence[int]]
-) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Of each lane's licensed tokens, from raw `logits` FP32 [B, W, V]; empty for a lane that asked for none or
-    that has no token."""
-    told: list[tuple[TokenLogprob, ...]] = []
-    for row, (lane, tokens) in enumerate(zip(lanes, licensed, strict=True)):
-        k = lane.submit.sampling.logprobs
-        if k is None or not tokens:
-            told.append(())
-            continue
-        chosen = torch.tensor(tokens, device=logits.device)
-        own, ids, best = token_logprobs(logits[row, : len(tokens)], chosen, k)
-        rows = zip(tokens, own.tolist(), ids.tolist(), best.tolist(), strict=True)
-        told.append(tuple(TokenLogprob(t, p, tuple(zip(i, b, strict=True))) for t, p, i, b in rows))
-    return tuple(told)
 
 
 def _penalised(controls: Sampling) -> bool:

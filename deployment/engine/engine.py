@@ -37,6 +37,7 @@ from deployment.engine.messages import (
     Import,
     Inspect,
     Preempt,
+    PromptLogprobs,
     Started,
     Submit,
     TokenLogprob,
@@ -307,8 +308,11 @@ class Engine:
         replayed = len(lane.ledger) > lane.prompt_tokens
         if start < end:
             before = self._clock()
-            self._executor.prefill(lane, end)
+            told = self._executor.prefill(lane, end)
             self._pacer.measured(end - start, self._clock() - before)
+            if told:
+                self._emit(PromptLogprobs(lane.submit.turn, lane.scored, told))
+                lane.scored += len(told)
         self._captures.prefilled(lane)
         if lane.frontier < lane.prefill_end or replayed:
             return

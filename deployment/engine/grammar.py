@@ -1,25 +1,16 @@
-"""Which tokens does a grammar allow next? The only file that imports the grammar library, and only when asked to.
+"""Which tokens does a grammar allow next?
 
-    check     a grammar that cannot be compiled is refused before its turn waits for anything
     matcher   one a turn; it follows the tokens that the turn generated, and nothing else
     masks     for column i of a round: what may follow the ledger and the drafts d_1 .. d_i, all rows in one call
 
 A draft that a mask forbids stays in the proposal, where its p is 0; columns after it are never consumed, nor are those
 after an end token, so they need no mask (decision 15). Where a grammar is complete only end tokens and stop ids are
 allowed. A matcher is never fed past its end, and a lane whose masks say that nothing may follow ends there.
-
-Why llguidance and not xgrammar: a grammar needs no compile step over the vocabulary (a schema's matcher took under 1 ms
-here; a mask 10 us at the demo model's 8k tokens and 40 to 600 us at 248k; its README states about 50 us at 128k), JSON
-Schema keywords that it does not implement are refused by name, all positions of a block are masked in one threaded
-call, one abi3 wheel serves every Python from 3.10 on, and it takes a `tokenizer.json` as it is.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +19,7 @@ import torch
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
+from deployment.engine.grammar_compiler import GrammarCompiler
 from deployment.engine.messages import Grammar
 from kernels.masking import unpack
 from model.tokenizer import Tokenizer
@@ -35,21 +27,8 @@ from model.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from deployment.engine.lane import Lane
 
-FIELD = "response_format"
-"""What a refusal names, whichever kind of grammar the request had."""
-
-KINDS = ("json_object", "json_schema", "regex", "lark")
-MAX_SOURCE = 1 << 18
-"""Characters of a grammar's source."""
-
-_KEPT = 32
-_MAX_THREADS = 8
-_MAX_TRIES = 200
-_MAX_LEXER_STATES = 50_000  # one or two KiB each
 _NOTHING = "NoExtension"
 """How the library's message begins where nothing may follow, though the grammar is not complete."""
-_WHITESPACE = r"\x20|\r?\n(\x20{0,32}|\t{0,16})"
-"""Between the parts of JSON: a blank, or a new line and its indentation, so that no model fills its budget with it."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +41,16 @@ class Masks:
 
 
 class TurnMatcher:
-    """Where one turn stands in its grammar. `after`: the token that must have come first, None for none.
+    """Where one turn stands in its grammar. `field`: what asked for it.
 
     All turns of a grammar share what its lexer has learned, which has a limit: `compile` gives a prototype that has
     learned nothing yet.
     """
 
-    def __init__(self, prototype: Any, after: int | None, compile: Callable[[], Any]) -> None:
+    def __init__(self, grammar: Grammar, prototype: Any, compile: Callable[[], Any]) -> None:
+        self.field = grammar.field
         self._prototype = prototype
-        self._after = after
+        self._after = grammar.after
         self._compile = compile
         self._fed: list[int] = []
         self.restart()
@@ -94,7 +74,7 @@ class TurnMatcher:
             return
         self.renew()
         if not self._feed(generated):
-            raise failure(self.inner.get_error(), len(self._fed))
+            raise failure(self.field, self.inner.get_error(), len(self._fed))
 
     def _feed(self, generated: Sequence[int]) -> bool:
         for token in generated[len(self._fed) :]:
@@ -112,52 +92,32 @@ class TurnMatcher:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary, and builds masks. `end_ids`: tokens that end a turn once its grammar is
-    complete. Not thread safe."""
+    """Matchers and masks for one vocabulary. `end_ids`: tokens that end a turn once its grammar is complete. Not thread
+    safe."""
 
     def __init__(self, tokenizer: Tokenizer, public_rows: int, end_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
         self._public_rows = public_rows
         self._rows = max(tokenizer.public_rows, public_rows)
         self._end_ids = tuple(token for token in end_ids if token < self._rows)
         self._words = -(-self._rows // 32)
         self._public = _bits_of(range(public_rows), self._words)
-        self._library: Any = None
-        self._vocabulary: Any = None
-        self._executor: Any = None
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._compiler = GrammarCompiler(tokenizer, self._rows, self._end_ids)
 
     def warm(self) -> None:
-        """Loads the library and the vocabulary, so that the first turn does not wait. Raises EngineError if missing."""
-        if self._vocabulary is not None:
-            return
-        try:
-            import llguidance
-        except ImportError as error:
-            message = (
-                f"{FIELD} needs the package llguidance, which cannot be imported here ({error}); "
-                "pip install 'dflash-serve[grammar]' brings it"
-            )
-            raise EngineError(errors.INVALID_REQUEST, message, FIELD) from None
-        if not self._end_ids:
-            message = f"{FIELD} needs an end token, but this model's generation_config.json has no eos_token_id"
-            raise EngineError(errors.INVALID_REQUEST, message, FIELD)
-        self._library = llguidance
-        self._executor = llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
-        self._vocabulary = llguidance.LLTokenizer(
-            self._tokenizer.serialized, n_vocab=self._rows, eos_token=list(self._end_ids)
-        )
+        """Loads what the first turn with a grammar would wait for. Raises EngineError if it is missing."""
+        self._compiler.warm("response_format")
 
     def check(self, grammar: Grammar | None) -> None:
         """Raises EngineError, naming the field and the place, for a grammar that cannot be compiled."""
         if grammar is not None:
-            self._prototype(grammar)
+            self._compiler.prototype(grammar)
 
     def matcher(self, grammar: Grammar | None) -> TurnMatcher | None:
         """A new turn's matcher. Raises EngineError as `check` does."""
         if grammar is None:
             return None
-        return TurnMatcher(self._prototype(grammar), grammar.after, lambda: self._prototype(grammar, anew=True))
+        compiler = self._compiler
+        return TurnMatcher(grammar, compiler.prototype(grammar), lambda: compiler.prototype(grammar, anew=True))
 
     # ------------------------------------------------------------------------------------------------ masks
 
@@ -206,9 +166,9 @@ class Grammars:
                 plain.append((matcher.inner, index * width + begin))
         place = (bits.ctypes.data, 4 * self._words)
         if plain:
-            self._executor.unsafe_compute_mask_ptr(plain, *place, bits.shape[0] * width)
+            self._compiler.executor.unsafe_compute_mask_ptr(plain, *place, bits.shape[0] * width)
         if with_drafts:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(with_drafts, *place, bits.shape[0] * width)
+            self._compiler.executor.unsafe_compute_mask_ptr_with_draft_token(with_drafts, *place, bits.shape[0] * width)
         for index, (lane, proposed) in enumerate(zip(lanes, drafts, strict=True)):
             if index not in dead and (end := self._settle(bits[index], lane, proposed)) is not None:
                 dead[index] = end
@@ -232,7 +192,7 @@ class Grammars:
         bits[: max(0, early)] &= ~stops
         empty = np.flatnonzero(~(bits & self._public).any(-1))
         if empty.size and (end is None or empty[0] < end[0]):
-            end = (int(empty[0]), dead_end(len(lane.generated) + int(empty[0])))
+            end = (int(empty[0]), dead_end(matcher.field, len(lane.generated) + int(empty[0])))
         if end is not None:
             bits[end[0] :] = -1  # not consumed, but the arithmetic over them must not see a row without a token
         return end
@@ -254,117 +214,25 @@ class Grammars:
         for column in range(begin, len(proposed) + 1):
             mask = trial.compute_bitmask()
             if trial.is_error():
-                return column, failure(trial.get_error(), len(generated) + column)
+                return column, failure(matcher.field, trial.get_error(), len(generated) + column)
             bits[column] = np.frombuffer(mask, dtype=np.int32, count=self._words)
             if trial.is_stopped() or column == len(proposed) or not trial.try_consume_tokens([proposed[column]]):
                 break
         return None
 
-    # ------------------------------------------------------------------------------------------------ compiling
 
-    def _prototype(self, grammar: Grammar, anew: bool = False) -> Any:
-        """The grammar's matcher before any token; the most recent ones are kept."""
-        key = (grammar.kind, grammar.source)
-        if anew or key not in self._compiled:
-            self._compiled[key] = self._compile(grammar)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        return self._compiled[key]
-
-    def _compile(self, grammar: Grammar) -> Any:
-        if grammar.kind not in KINDS:
-            raise _refused(f"the grammar's kind is {grammar.kind!r}, must be one of {', '.join(KINDS)}")
-        if len(grammar.source) > MAX_SOURCE:
-            raise _refused(f"the {grammar.kind} has {len(grammar.source)} characters, must be at most {MAX_SOURCE}")
-        schema = _schema(grammar)
-        self.warm()
-        try:
-            matcher = self._library.LLMatcher
-            if grammar.kind == "regex":
-                source = matcher.grammar_from_regex(grammar.source)
-            elif grammar.kind == "lark":
-                source = matcher.grammar_from_lark(grammar.source)
-            else:
-                source = matcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
-            limits = self._library.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-            compiled = matcher(self._vocabulary, source, log_level=0, limits=limits)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a fault in the library is no Exception, and must not end the engine
-            raise _refused(f"the {grammar.kind} cannot be compiled: {error}") from None
-        if compiled.is_error():
-            place = f" at {self._place(schema, compiled.get_error())}" if schema else ""
-            raise _refused(f"the {grammar.kind} cannot be followed{place}: {_explained(compiled.get_error())}")
-        return compiled
-
-    def _place(self, schema: str, reason: str) -> str:
-        """JSON pointer of the innermost part of a schema that alone is refused for `reason`; "#" is all of it."""
-        root, pointer, tries = json.loads(schema), "#", 0
-        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        part, found = root, True
-        while found:
-            found = False
-            for name, inner in _parts(part):
-                tries += 1
-                if tries > _MAX_TRIES:
-                    return pointer
-                source = self._library.LLMatcher.grammar_from_json_schema({**shared, **inner})
-                if self._library.LLMatcher.validate_grammar(source, self._vocabulary) == reason:
-                    part, pointer, found = inner, f"{pointer}/{name}", True
-                    break
-        return pointer
+def dead_end(field: str, tokens: int) -> EngineError:
+    message = f"{field}: after {tokens} tokens of the answer the grammar allows none of the model's tokens"
+    return EngineError(errors.GRAMMAR_DEAD_END, message, field)
 
 
-def dead_end(tokens: int) -> EngineError:
-    message = f"{FIELD}: after {tokens} tokens of the answer the grammar allows none of the model's tokens"
-    return EngineError(errors.GRAMMAR_DEAD_END, message, FIELD)
-
-
-def failure(reason: str, tokens: int) -> EngineError:
+def failure(field: str, reason: str, tokens: int) -> EngineError:
     """Why a matcher cannot go on after `tokens` generated tokens, of what the library says."""
     reason = reason.strip().partition("\n")[0]
     if reason.startswith(_NOTHING):
-        return dead_end(tokens)
-    message = f"{FIELD}: the grammar cannot be followed after {tokens} tokens of the answer: {reason}"
-    return EngineError(errors.INVALID_REQUEST, message, FIELD)
-
-
-def _schema(grammar: Grammar) -> str:
-    """The JSON schema of a JSON kind, as text; "" for the other kinds."""
-    if grammar.kind == "json_object":
-        return '{"type": "object"}'
-    if grammar.kind != "json_schema":
-        return ""
-    try:
-        schema = json.loads(grammar.source)
-    except (ValueError, RecursionError) as error:
-        raise _refused(f"the json_schema is not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise _refused(f"the json_schema is {grammar.source[:40]}, must be a JSON object")
-    return grammar.source
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly inside a schema, with their pointers from it."""
-    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
-        if isinstance(inner := schema.get(keyword), dict):
-            yield from ((f"{keyword}/{name}", part) for name, part in inner.items() if isinstance(part, dict))
-    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        if isinstance(inner := schema.get(keyword), list):
-            yield from ((f"{keyword}/{index}", part) for index, part in enumerate(inner) if isinstance(part, dict))
-    for keyword in ("items", "additionalProperties"):
-        if isinstance(inner := schema.get(keyword), dict):
-            yield keyword, inner
-
-
-def _refused(message: str) -> EngineError:
-    return EngineError(errors.INVALID_REQUEST, f"{FIELD}: {message}", FIELD)
-
-
-def _explained(text: str) -> str:
-    """The library's message on one line, without its internals."""
-    return " ".join(text.replace("<non-verbose/>", "").split())
+        return dead_end(field, tokens)
+    message = f"{field}: the grammar cannot be followed after {tokens} tokens of the answer: {reason}"
+    return EngineError(errors.INVALID_REQUEST, message, field)
 
 
 def _bits_of(ids: Any, words: int) -> np.ndarray:

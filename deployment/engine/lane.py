@@ -21,7 +21,8 @@ class Lane:
     on the lane's way. `ended`: the last event is out. `suspended`:
     the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
     answer's ids, of which the client knows the first `told`; the others may belong to a stop string.
-    `matcher`: where the turn stands in its grammar; it follows `generated`."""
+    `matcher`: where the turn stands in its grammar; it follows `generated`. `scored`: tokens of the prompt whose
+    log-probabilities were told, if the turn asked for them; the first has none, and counts."""
 
     submit: Submit
     row: int
@@ -50,6 +51,7 @@ class Lane:
     told: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     matcher: TurnMatcher | None = None
+    scored: int = 1
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,6 +60,12 @@ class Lane:
     @property
     def frontier(self) -> int:
         return self.memory.frontier
+
+    @property
+    def reusable(self) -> int:
+        """The deepest frontier of a state that the turn can go on from: what is not scored must be computed."""
+        scored = self.submit.sampling.prompt_logprobs is None or self.scored == self.prompt_tokens
+        return len(self.ledger) if scored else self.scored - 1
 
     @property
     def prefill_end(self) -> int:

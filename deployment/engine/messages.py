@@ -32,7 +32,9 @@ class Sampling:
     `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
-    alternatives are told beside each published token (0 to 20), of the raw target distribution.
+    alternatives are told beside each published token (0 to 20), of the raw target distribution. `prompt_logprobs`: the
+    same of the prompt's tokens after the first. They need the prompt's own positions, so that such a turn goes on from
+    no state that others left: its prompt is prefilled as a whole.
     """
 
     temperature: float = 0.0
@@ -48,6 +50,7 @@ class Sampling:
     sub: int = 0
     reproducible: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,19 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, or a grammar in
-    llguidance's Lark form; of a `json_object` nothing. `after`: the grammar holds once this token has come, such as the
-    end of thinking, and until then the turn cannot end by itself; None: from the first token."""
+    """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, a grammar in
+    llguidance's Lark form, or tools as `tools_grammar` writes them; of a `json_object` nothing. `after`: the grammar
+    holds once this token has come, which is the end of thinking, and a blank line may come first; until then the turn
+    cannot end by itself. None: from the first token."""
 
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "tools"]
     source: str = ""
     after: int | None = None
+
+    @property
+    def field(self) -> str:
+        """What a refusal names."""
+        return "tools" if self.kind == "tools" else "response_format"
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -240,11 +249,21 @@ class Evicted:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of a published token, and the best alternatives as (token id, log-probability), best first."""
+    """Log-probability of a token, and the best alternatives as (token id, log-probability), best first."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt's tokens from `start` on, one event a prefill slice, before `Started`. The first
+    token of a prompt has none; every other one comes once, in order, whatever happens to the turn's lane."""
+
+    turn: str
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -339,4 +358,6 @@ class Facts:
     facts: dict[str, Any]
 
 
-Event = Started | Captured | Evicted | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+Event = (
+    Started | Captured | Evicted | PromptLogprobs | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+)

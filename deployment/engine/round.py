@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
-from deployment.engine.controls import forbidden_ends, licensed_logprobs, row_penalties, row_sampling
+from deployment.engine.controls import forbidden_ends, row_penalties, row_sampling
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar import Grammars, Masks
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.logprobs import licensed_logprobs, prompt_logprobs
 from deployment.engine.messages import TokenLogprob
 from kernels.acceptance import Proposal, RowSampling, accept, choose
 from kernels.penalties import adjust_logits
@@ -72,8 +73,9 @@ class Executor:
     # ------------------------------------------------------------------------------------------------ prefill
 
     @torch.no_grad()
-    def prefill(self, lane: Lane, end: int) -> None:
-        """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it."""
+    def prefill(self, lane: Lane, end: int) -> tuple[TokenLogprob, ...]:
+        """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it. Returns
+        what the lane asked to know of its prompt and does not know yet: tokens [scored, end], as far as they are."""
         start = lane.frontier
         ids = torch.tensor([lane.ledger[start:end]], device=self._device)
         columns = Columns(
@@ -92,10 +94,12 @@ class Executor:
                 self._draft_rows([lane]),
                 self._context,
             )
+        told = prompt_logprobs(lane, forward.hidden[0], start, self._models.target.logits)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # how long a slice takes decides how large the next one is
         lane.memory.context_frontier = end
         lane.memory.settle(end)
+        return told
 
     @torch.no_grad()
     def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:

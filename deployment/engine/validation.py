@@ -53,7 +53,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
     if submit.thinking is not None:
         _check_thinking(submit.thinking, public_rows)
     if submit.grammar is not None and submit.ignore_eos:
-        message = "ignore_eos is true, must be false with a response_format: a grammar's end is an end token"
+        message = f"ignore_eos is true, must be false with {submit.grammar.field}: a grammar's end is an end token"
         raise EngineError(errors.INVALID_REQUEST, message, "ignore_eos")
 
 
@@ -91,9 +91,10 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
     if sampling.min_tokens < 0:
         message = f"min_tokens is {sampling.min_tokens}, must be at least 0"
         raise EngineError(errors.INVALID_REQUEST, message, "min_tokens")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= min(20, public_rows):
-        message = f"logprobs is {sampling.logprobs}, must be 0 to 20"
-        raise EngineError(errors.INVALID_REQUEST, message, "logprobs")
+    for name in ("logprobs", "prompt_logprobs"):
+        value, most = getattr(sampling, name), min(20, public_rows)
+        if value is not None and not 0 <= value <= most:
+            raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be 0 to {most}", name)
 
 
 def _check_stop_strings(strings: tuple[str, ...]) -> None:

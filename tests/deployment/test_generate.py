@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -88,6 +89,7 @@ def test_a_schema_comes_as_text_or_as_a_file(tmp_path):
         (("--prompt", "a", "--presence-penalty", "inf"), "presence_penalty"),
         (("--prompt", "a", "--min-tokens", "-1"), "min_tokens"),
         (("--prompt", "a", "--logprobs", "21"), "logprobs"),
+        (("--prompt", "a", "--prompt-logprobs", "-1"), "prompt_logprobs is -1"),
         (("--prompt", "a", "--stop", ""), "stop: a string has 0 characters"),
         (("--prompt", "a", "--model", "/nowhere/at-all", "--backend", "none"), "/nowhere/at-all"),
         (("--prompt", "a", "--model", str(DEMO / "target")), ""),
@@ -110,6 +112,45 @@ def test_a_stop_string_ends_the_text_before_it_in_both_outputs():
     streamed, answer = generate(*request), json.loads(generate(*request, "--json").stdout)
     assert streamed.stdout == answer["text"] + "\n" == whole[: whole.index(stop)] + "\n"
     assert answer["finish_reason"] == "stop"
+
+
+def test_a_prompt_is_echoed_and_scored_in_both_outputs():
+    request = ("--prompt", "The sun rises in the", "--max-tokens", "4", "--echo", "--prompt-logprobs", "2")
+    streamed, answer = generate(*request), json.loads(generate(*request, "--json").stdout)
+    assert streamed.stdout == answer["text"] + "\n" and answer["text"].startswith("The sun rises in the")
+    first, *others = answer["prompt_logprobs"]
+    assert first is None and [entry["token"] for entry in others] == answer["prompt_token_ids"][1:]
+    assert all(entry["logprob"] <= entry["top"][0][1] <= 0 and len(entry["top"]) == 2 for entry in others)
+    lines = streamed.stderr.splitlines()
+    assert len(lines) == len(others) + 1 and lines[0].split()[0] == f"{others[0]['logprob']:.4f}"
+    bare = json.loads(generate("--prompt", "The sun", "--max-tokens", "2", "--json").stdout)
+    assert bare["prompt_logprobs"] is None and not bare["text"].startswith("The sun")
+
+
+def test_tools_are_offered_and_called_as_raw_text(tmp_path):
+    file = tmp_path / "tools.json"
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("weather", "time")]
+    file.write_text(json.dumps(tools))
+    for choice, name in (("required", "(weather|time)"), ("time", "time")):
+        result = generate("--chat", "How is it in Rome?", "--tools", str(file), "--tool-choice", choice, "--json")
+        assert result.exit_code == 0, result.output
+        answer = json.loads(result.stdout)
+        call = rf"<tool_call>\n<function={name}>\n<parameter=city>\n(?s:.{{0,20}})\n</parameter>\n"
+        call += "</function>\n</tool_call>"
+        assert re.fullmatch(call, answer["text"])
+        assert answer["finish_reason"] == "stop"
+    offered = json.loads(generate("--chat", "Hello", "--tools", str(file), "--json", "--max-tokens", "1").stdout)
+    plain = json.loads(generate("--chat", "Hello", "--json", "--max-tokens", "1").stdout)
+    assert len(offered["prompt_token_ids"]) > len(plain["prompt_token_ids"]) + 50
+    for arguments, named in (
+        (("--tools", str(file), "--tool-choice", "news"), "names the function 'news', but tools has 'weather', 'time'"),
+        (("--tools", str(file), "--regex", "a"), "--tools without --json-schema and --regex"),
+        (("--tools", str(tmp_path / "none.json")), "No such file"),
+        (("--tool-choice", "required"), "needs --tools"),
+    ):
+        result = generate("--chat", "Hello", *arguments)
+        assert result.exit_code == 2 and named in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_controls_reach_the_engine_and_logprobs_come_with_the_json():

@@ -94,13 +94,14 @@ class HashExecutor:
         self._pending: dict[int, tuple[Lane, list[int]]] = {}
         self.grammars = SimpleNamespace(check=lambda grammar: None, matcher=lambda grammar: None)
 
-    def prefill(self, lane: Lane, end: int) -> None:
+    def prefill(self, lane: Lane, end: int) -> tuple[()]:
         assert lane.frontier < end <= lane.prefill_end and not lane.pending
         tokens = lane.ledger[lane.frontier : end]
         self._advance(lane, tokens)
         assert self._memory.draft is not None
         self._write(self._memory.draft, lane.memory.draft_pages, end - len(tokens), tokens)
         lane.memory.context_frontier = end
+        return ()
 
     def first_token(self, lane: Lane) -> tuple[int, tuple[()]]:
         return drawn(lane.submit, self._state(lane), 0), ()

@@ -151,13 +151,14 @@ def test_the_grammar_waits_for_its_token_and_the_turn_cannot_end_before():
     bound = driver.run(prompt(0), grammar=replace(regex(), after=after), max_tokens=300)
     cut = words.index(after) + 1
     assert bound.token_ids[:cut] == words[:cut]
-    assert re.fullmatch(PATTERN, text_of(driver, bound.token_ids[cut:]))
+    assert re.fullmatch(rf"\n{{0,2}}{PATTERN}", text_of(driver, bound.token_ids[cut:]))
     drafted = Driver("dflash2", images=2).run(prompt(0), grammar=replace(regex(), after=after), max_tokens=300)
     assert drafted.token_ids == bound.token_ids
     (one,) = ids_of("1")
     rows = mask_rows(replace(regex("[0-9]{2}"), after=5), [one, one], [one, 5, one, one])
     assert rows[0] == rows[1] == set(range(8192)) - {8178, 8180}
-    assert one in rows[2] and len(rows[2]) == 10 and rows[4] == {8178, 8180}
+    digits = {token for digit in "0123456789" for token in ids_of(digit)}
+    assert rows[2] == digits | {*ids_of("\n"), *ids_of("\n\n")} and rows[3] == digits and rows[4] == {8178, 8180}
 
 
 def test_a_stop_id_ends_a_turn_where_an_end_token_would_and_nowhere_else():
@@ -368,7 +369,7 @@ def test_penalties_min_tokens_and_logprobs_go_with_a_grammar():
 
 
 def test_a_grammar_that_grows_beyond_its_limits_ends_its_own_turn_and_says_so(monkeypatch):
-    monkeypatch.setattr("deployment.engine.grammar._MAX_LEXER_STATES", 60)
+    monkeypatch.setattr("deployment.engine.grammar_compiler._MAX_LEXER_STATES", 60)
     driver = Driver("dflash2", lanes=2, images=2)
     large = driver.submit(prompt(0), grammar=regex("(a|b)*a(a|b){200}"), max_tokens=200, sampling=seeded(1))
     small = driver.submit(prompt(1), max_tokens=10, ignore_eos=True)
@@ -381,15 +382,15 @@ def test_a_grammar_that_grows_beyond_its_limits_ends_its_own_turn_and_says_so(mo
 
 def test_a_turn_outlives_a_lexer_that_it_and_others_have_filled(monkeypatch):
     """50 states are enough for the text so far, not for all that was tried on the way or by another turn."""
-    monkeypatch.setattr("deployment.engine.grammar._MAX_LEXER_STATES", 50)
+    monkeypatch.setattr("deployment.engine.grammar_compiler._MAX_LEXER_STATES", 50)
     grammars, draw = grammars_of(), random.Random(1)
     a, b = ids_of("a")[0], ids_of("b")[0]
     lanes: list[Any] = [_Lane(grammars, regex("[ab]*a[ab]{20}"), []) for _ in range(2)]
-    prototype = grammars._prototype(regex("[ab]*a[ab]{20}"))
+    prototype = grammars._compiler.prototype(regex("[ab]*a[ab]{20}"))
     for _ in range(12):
         for lane in lanes:
             masks = grammars.masks([lane], [[a, b]], 3, torch.device("cpu"))
             assert masks is not None and not masks.dead
             assert not bool(masks.forbidden[0, :, [a, b]].any()) and bool(masks.forbidden[0, :, ids_of("c")].all())
             lane.generated = [*lane.generated, draw.choice((a, b))]
-    assert grammars._prototype(regex("[ab]*a[ab]{20}")) is not prototype, "the limit was never reached"
+    assert grammars._compiler.prototype(regex("[ab]*a[ab]{20}")) is not prototype, "the limit was never reached"
