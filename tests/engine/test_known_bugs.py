@@ -7,7 +7,7 @@ import random
 import pytest
 
 from deployment.engine.messages import Sampling, Tokens
-from tests.engine.tiny import DRAFT_TOKENS, PUBLIC, TinyDriver
+from tests.engine.tiny import PUBLIC, TinyDriver
 
 PROMPT = tuple(random.Random(74).choices(range(PUBLIC), k=12))
 BACKENDS = ["none", "dflash", "dflash2"]
