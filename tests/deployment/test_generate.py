@@ -145,7 +145,7 @@ def test_tools_are_offered_and_called_as_raw_text(tmp_path):
     assert len(offered["prompt_token_ids"]) > len(plain["prompt_token_ids"]) + 50
     for arguments, named in (
         (("--tools", str(file), "--tool-choice", "news"), "names the function 'news', but tools has 'weather', 'time'"),
-        (("--tools", str(file), "--regex", "a"), "--tools without --json-schema and --regex"),
+        (("--tools", str(file), "--regex", "a"), "--tools without --json-object, --json-schema, --regex and --lark"),
         (("--tools", str(tmp_path / "none.json")), "No such file"),
         (("--tool-choice", "required"), "needs --tools"),
     ):
