@@ -32,7 +32,9 @@ TOKENS = 96
 def measure(backend: Any, draft_tokens: int | None, device: str, dtype: str, prompts: list[dict[str, Any]]):
     """One row a kind of text: tokens, rounds, acceptance length and decoding tokens per second."""
     draft = None if backend == "none" else DEMO / backend
-    options = EngineOptions(DEMO / "target", draft, backend, draft_tokens, device, dtype, lanes=1, images=1)
+    options = EngineOptions(
+        DEMO / "target", draft, backend, draft_tokens, device=device, dtype=dtype, lanes=1, images=1
+    )
     events: list[Event] = []
     engine = Engine(load_models(options), options, events.append)
 

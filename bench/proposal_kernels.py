@@ -122,12 +122,19 @@ def check_attention(drafter: Drafter, at: Scene, errors: Errors, width: int) -> 
             for row in range(batch):
                 if local:
                     begin = max(0, frontier - window)
-                    places = [logical(plane[at.rows.slots[row]], begin, frontier) for plane in (keys, values)]
+                    past_k, past_v = (logical(plane[at.rows.slots[row]], begin, frontier) for plane in (keys, values))
                 else:
                     table = at.rows.page_table[row]
-                    places = [plane[table].flatten(0, 1)[:frontier] for plane in (keys, values)]
+                    past_k, past_v = (plane[table].flatten(0, 1)[:frontier] for plane in (keys, values))
                 expected[row] = oracle.block_attention(
-                    q[row], k[row], v[row], *places, frontier, int(at.columns[row]), window if local else None, causal
+                    q[row],
+                    k[row],
+                    v[row],
+                    (past_k, past_v),
+                    frontier,
+                    int(at.columns[row]),
+                    window if local else None,
+                    causal,
                 )
             dead = torch.arange(width, device="cuda") >= at.columns[:, None]
             if bool((out[dead] != 0).any()):
@@ -326,12 +333,12 @@ def check_total(drafter: Drafter, batch: int, width: int, errors: Errors) -> Non
         a = torch.zeros_like(q)
         for row in range(batch):
             if local:
-                places = [plane[at.rows.slots[row], :frontier] for plane in (keys, values)]
+                past_k, past_v = (plane[at.rows.slots[row], :frontier] for plane in (keys, values))
             else:
-                places = [plane[at.rows.page_table[row]].flatten(0, 1)[:frontier] for plane in (keys, values)]
+                past_k, past_v = (plane[at.rows.page_table[row]].flatten(0, 1)[:frontier] for plane in (keys, values))
             window = config.window if local else None
             live = int(at.columns[row])
-            a[row] = oracle.block_attention(q[row], k[row], v[row], *places, frontier, live, window, False)
+            a[row] = oracle.block_attention(q[row], k[row], v[row], (past_k, past_v), frontier, live, window, False)
         x = x + oracle_finish(a.flatten(-2) @ layer.output.double().T, layer.attention_conv, delta)
         m, delta = oracle_prepare(oracle.plain_norm(x, layer.post_norm, eps), layer.mlp_conv)
         gate, up = (m @ layer.gate_up.double().T).chunk(2, dim=-1)

@@ -42,16 +42,17 @@ def block_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    context_k: torch.Tensor,
-    context_v: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor],
     frontier: int,
     live: int,
     window: int | None,
     causal: bool,
 ) -> torch.Tensor:
-    """One row: `q` [W, Hq, D], `k`, `v` [W, Hkv, D], context in logical order ending at `frontier` [L, Hkv, D] ->
+    """One row: `q` [W, Hq, D], `k`, `v` [W, Hkv, D], K and V of the context in logical order, ending at
+    `frontier`, [L, Hkv, D] ->
     [W, Hq, D]; columns from `live` on are zero."""
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    context_k, context_v = context
     keys = torch.cat((context_k.double(), k[:live].double()))
     values = torch.cat((context_v.double(), v[:live].double()))
     at = torch.arange(frontier - context_k.shape[0], frontier + live, device=q.device)

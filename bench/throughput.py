@@ -29,7 +29,9 @@ LANES = (1, 2, 4, 8)
 
 def measure(backend: Any, lanes: int, device: str, dtype: str, prompts: list[list[int]]) -> dict[str, Any]:
     draft = None if backend == "none" else DEMO / backend
-    options = EngineOptions(DEMO / "target", draft, backend, None, device, dtype, lanes=lanes, images=1, context=1024)
+    options = EngineOptions(
+        DEMO / "target", draft, backend, device=device, dtype=dtype, lanes=lanes, images=1, context=1024
+    )
     events: list[Event] = []
     engine = Engine(load_models(options), options, events.append)
 

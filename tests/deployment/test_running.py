@@ -171,9 +171,9 @@ def test_what_a_failed_turn_published_stays_in_its_session_and_the_next_turn_goe
     ]  # fmt: skip
     (turn,) = session.turns
     answer = session.ledger[len(PROMPT) :]
-    assert (turn["finish_reason"], turn["completion_tokens"]) == ("failed", len(answer)) and len(answer) > 3
+    assert (turn.finish_reason, turn.published) == ("failed", len(answer)) and len(answer) > 3
     assert models("dflash2").tokenizer.decode(answer) == text
-    assert session.frontier == turn["frontier"] == len(session.ledger) - 1
+    assert session.frontier == turn.frontier == len(session.ledger) - 1
     assert keeper.asked == ["turn_end"] and session.running is None
     (started,) = [event for event in later if isinstance(event, Started)]
     assert (started.hit, started.reused) == ("device", session.frontier)
