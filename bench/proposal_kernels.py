@@ -33,6 +33,8 @@ from model.drafter import Drafter
 
 BATCHES = (1, 3, 8, 32)
 Call = Callable[[], Any]
+Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v of a block."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ def contexts(window: int) -> tuple[int, ...]:
     return 0, 1, window - 1, window, window + 1, 5 * window
 
 
-def qkv(drafter: Drafter, batch: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def qkv(drafter: Drafter, batch: int, width: int) -> Block:
     c = drafter.config
     both = (c.num_kv_heads, c.head_dim)
     return noise(batch, width, c.num_heads, c.head_dim), noise(batch, width, *both), noise(batch, width, *both)
@@ -87,59 +89,42 @@ def check(drafter: Drafter, width: int) -> Errors:
     return errors
 
 
-def logical(plane: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """Rows of one layer's ring [S, Hkv, D] in logical order."""
-    return plane[torch.arange(begin, end, device=plane.device) % plane.shape[0]]
+def past_of(drafter: Drafter, at: Scene, layer: int, frontier: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one layer's context in logical order, [B, L, Hkv, D] each."""
+    keys, values = drafter._stores(at.rows, at.context).planes(layer)
+    if drafter.local[layer]:
+        window = keys.shape[1]
+        spot = torch.arange(max(0, frontier - window), frontier, device="cuda") % window
+        slots = at.rows.slots[:, None]
+        return keys[slots, spot], values[slots, spot]
+    table = at.rows.page_table
+    return keys[table].flatten(1, 2)[:, :frontier], values[table].flatten(1, 2)[:, :frontier]
+
+
+def attend(drafter: Drafter, at: Scene, layer: int, block: Block, causal: bool) -> torch.Tensor:
+    keys, values = drafter._stores(at.rows, at.context).planes(layer)
+    scale = drafter.config.head_dim**-0.5
+    if drafter.local[layer]:
+        return local_block_attention(*block, keys, values, at.rows.slots, at.frontier, at.columns, causal, scale)
+    return full_block_attention(*block, keys, values, at.rows.page_table, at.frontier, at.columns, causal, scale)
 
 
 def check_attention(drafter: Drafter, at: Scene, errors: Errors, width: int) -> None:
-    config = drafter.config
-    batch, frontier, window = len(at.anchors), int(at.frontier[0]), config.window or 0
-    q, k, v = qkv(drafter, batch, width)
-    stores = drafter._stores(at.rows, at.context)
-    for name, layer in {"window_attention": 0, "full_attention": len(config.layer_types) - 1}.items():
-        local = drafter.local[layer]
-        if local != (name == "window_attention"):
+    block = qkv(drafter, len(at.anchors), width)
+    frontier = int(at.frontier[0])
+    dead = torch.arange(width, device="cuda") >= at.columns[:, None]
+    for local in (True, False):
+        if local not in drafter.local:
             continue
-        keys, values = stores.planes(layer)
+        layer, name = drafter.local.index(local), "window_attention" if local else "full_attention"
+        window = drafter.config.window if local else None
         for causal in (False, True):
-
-            def run(
-                keys: torch.Tensor = keys, values: torch.Tensor = values, local: bool = local, causal: bool = causal
-            ) -> torch.Tensor:
-                scale = config.head_dim**-0.5
-                if local:
-                    return local_block_attention(
-                        q, k, v, keys, values, at.rows.slots, at.frontier, at.columns, causal, scale
-                    )
-                return full_block_attention(
-                    q, k, v, keys, values, at.rows.page_table, at.frontier, at.columns, causal, scale
-                )
-
+            run = partial(attend, drafter, at, layer, block, causal)
             out = run().clone()
             errors.same(name, out, replayed(run))
-            expected = torch.zeros_like(out, dtype=torch.float64)
-            for row in range(batch):
-                if local:
-                    begin = max(0, frontier - window)
-                    past_k, past_v = (logical(plane[at.rows.slots[row]], begin, frontier) for plane in (keys, values))
-                else:
-                    table = at.rows.page_table[row]
-                    past_k, past_v = (plane[table].flatten(0, 1)[:frontier] for plane in (keys, values))
-                expected[row] = oracle.block_attention(
-                    q[row],
-                    k[row],
-                    v[row],
-                    (past_k, past_v),
-                    frontier,
-                    int(at.columns[row]),
-                    window if local else None,
-                    causal,
-                )
-            dead = torch.arange(width, device="cuda") >= at.columns[:, None]
-            if bool((out[dead] != 0).any()):
-                errors.add(name, float("inf"))
-            errors.add(name, norm_error(out, expected))
+            past = past_of(drafter, at, layer, frontier)
+            expected = oracle.block_attention(*block, past, frontier, at.columns, window, causal)
+            errors.add(name, float("inf") if bool((out[dead] != 0).any()) else norm_error(out, expected))
 
 
 def check_context(drafter: Drafter, at: Scene, errors: Errors, width: int) -> None:
@@ -316,7 +301,6 @@ def check_total(drafter: Drafter, batch: int, width: int, errors: Errors) -> Non
     propose = propose_call(drafter, at, width)
     proposal = propose()
     errors.same("propose_total", proposal.drafts.clone(), replayed(lambda: propose().drafts))
-    stores = drafter._stores(at.rows, at.context)
     ids = torch.full((batch, width), config.mask_token_id, device="cuda")
     ids[:, 0] = at.anchors
     x = drafter.embedding[ids].double()
@@ -328,17 +312,8 @@ def check_total(drafter: Drafter, batch: int, width: int, errors: Errors) -> Non
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
         q = oracle.rotate(oracle.plain_norm(q, layer.q_norm, eps), positions, drafter.rotary.frequencies)
         k = oracle.rotate(oracle.plain_norm(k, layer.k_norm, eps), positions, drafter.rotary.frequencies)
-        keys, values = stores.planes(index)
-        local = drafter.local[index]
-        a = torch.zeros_like(q)
-        for row in range(batch):
-            if local:
-                past_k, past_v = (plane[at.rows.slots[row], :frontier] for plane in (keys, values))
-            else:
-                past_k, past_v = (plane[at.rows.page_table[row]].flatten(0, 1)[:frontier] for plane in (keys, values))
-            window = config.window if local else None
-            live = int(at.columns[row])
-            a[row] = oracle.block_attention(q[row], k[row], v[row], (past_k, past_v), frontier, live, window, False)
+        past, window = past_of(drafter, at, index, frontier), config.window if drafter.local[index] else None
+        a = oracle.block_attention(q, k, v, past, frontier, at.columns, window, False)
         x = x + oracle_finish(a.flatten(-2) @ layer.output.double().T, layer.attention_conv, delta)
         m, delta = oracle_prepare(oracle.plain_norm(x, layer.post_norm, eps), layer.mlp_conv)
         gate, up = (m @ layer.gate_up.double().T).chunk(2, dim=-1)
@@ -443,12 +418,6 @@ def attention_work(drafter: Drafter, batch: int, width: int, frontier: int, loca
     distance = torch.cat((past, block)) - block[:, None]
     visible = distance.abs() < (window if local else frontier + width)
 
-    def ours(at: Scene) -> torch.Tensor:
-        keys, values = drafter._stores(at.rows, at.context).planes(layer)
-        if local:
-            return local_block_attention(q, k, v, keys, values, at.rows.slots, at.frontier, at.columns, False, scale)
-        return full_block_attention(q, k, v, keys, values, at.rows.page_table, at.frontier, at.columns, False, scale)
-
     def sdpa(at: Scene) -> torch.Tensor:
         planes = drafter._stores(at.rows, at.context).planes(layer)
         if local:
@@ -464,7 +433,7 @@ def attention_work(drafter: Drafter, batch: int, width: int, frontier: int, loca
         batch,
         width,
         frontier,
-        [partial(ours, at) for at in scenes],
+        [partial(attend, drafter, at, layer, (q, k, v), False) for at in scenes],
         [partial(sdpa, at) for at in scenes],
         moved,
     )

@@ -44,28 +44,25 @@ def block_attention(
     v: torch.Tensor,
     context: tuple[torch.Tensor, torch.Tensor],
     frontier: int,
-    live: int,
+    live: torch.Tensor,
     window: int | None,
     causal: bool,
 ) -> torch.Tensor:
-    """One row: `q` [W, Hq, D], `k`, `v` [W, Hkv, D], K and V of the context in logical order, ending at
-    `frontier`, [L, Hkv, D] ->
-    [W, Hq, D]; columns from `live` on are zero."""
-    heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    context_k, context_v = context
-    keys = torch.cat((context_k.double(), k[:live].double()))
-    values = torch.cat((context_v.double(), v[:live].double()))
-    at = torch.arange(frontier - context_k.shape[0], frontier + live, device=q.device)
-    distance = at[None, :] - torch.arange(frontier, frontier + live, device=q.device)[:, None]
+    """`q` [B, W, Hq, D], `k`, `v` [B, W, Hkv, D], K and V of the context in logical order, ending at `frontier`,
+    [B, L, Hkv, D], `live` [B] -> [B, W, Hq, D]; a row's columns from `live` on are zero."""
+    width, heads, past = q.shape[1], k.shape[2], context[0].shape[1]
+    keys, values = (torch.cat((old.double(), new.double()), 1) for old, new in zip(context, (k, v), strict=True))
+    column = torch.arange(width, device=q.device)
+    distance = torch.arange(-past, width, device=q.device) - column[:, None]
     hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
     if window is not None:
         hidden = hidden | (distance.abs() >= window)
-    queries = q[:live].double().unflatten(1, (heads, group))
-    scores = torch.einsum("whgd,lhd->hgwl", queries, keys) * q.shape[-1] ** -0.5
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-    out[:live] = torch.einsum("hgwl,lhd->whgd", weights, values).flatten(1, 2)
-    return out
+    dead = column >= live[:, None]
+    hidden = hidden | torch.cat((dead.new_zeros(len(live), past), dead), 1)[:, None]
+    scores = torch.einsum("bwhgd,blhd->bhgwl", q.double().unflatten(2, (heads, -1)), keys) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+    out = torch.einsum("bhgwl,blhd->bwhgd", weights, values).flatten(2, 3)
+    return out.masked_fill(dead[:, :, None, None], 0.0)
 
 
 def convolution(x: torch.Tensor, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
