@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import time
@@ -47,8 +48,13 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with keyed(url) as client:
         yield client
+
+
+def keyed(url: str | httpx.URL) -> httpx.Client:
+    """A client with an API key of its own: state is shared among the sessions of one key."""
+    return httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {secrets.token_hex(8)}"})
 
 
 def chat(client: httpx.Client, messages: list[dict[str, Any]], session: str | None = None, **extra: Any) -> Any:
@@ -224,6 +230,7 @@ def test_moved_session_goes_on_like_one_that_stayed(client: httpx.Client, sampli
     name = f"move-{len(sampling)}"
     answers: dict[str, list[str]] = {}
     for session, moves in ((f"{name}-stays", False), (f"{name}-goes", True)):
+        client = keyed(client.base_url)
         told = chat(client, [FACT], session, **sampling)
         answers[session] = [text(told)]
         for message in (QUESTION, COUNT, QUESTION):
@@ -397,6 +404,7 @@ def test_everything_that_is_no_request_gets_the_openai_error_shape(client: httpx
 
 
 def test_session_is_exported_and_goes_on_elsewhere_as_another_tenants_own(client: httpx.Client):
+    client = keyed(client.base_url)
     chat(client, [FACT], "travelling")
     exported = client.get("/v1/sessions/travelling/export")
     assert exported.status_code == 200 and exported.content.startswith(b"\x89DFS")
