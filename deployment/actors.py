@@ -200,17 +200,17 @@ class Cluster:
         return max(held, key=lambda answer: (answer.epoch, answer.order)) if held else None
 
     async def put(self, key: SessionKey, owner: str, state: HandedOver) -> Receipt:
-        """Writes a Host replica to this node's store and tells the directory where it is."""
+        """Writes a Host replica to this node's store and tells the directory where it is. What a turn has committed
+        must not be lost with an actor, so that the loss of one is a refusal and no error."""
         try:
             receipt: Receipt = await self._store.put.remote(
                 key, owner, state.epoch, state.order, state.frontiers, state.document
             )
-        except RayActorError as error:
-            return Receipt(False, f"the host store of node {self.node} is gone: {error}")
-        if receipt.accepted:
             copy = Copy(self.node, state.epoch, state.order, max(state.frontiers, default=0))
-            if not await self._directory.record_copy.remote(key, copy):
+            if receipt.accepted and not await self._directory.record_copy.remote(key, copy):
                 return Receipt(False, f"session {key} has another owner than {owner}", fenced=True)
+        except RayActorError as error:
+            return Receipt(False, f"the directory, or the host store of node {self.node}, is gone: {error}")
         return receipt
 
     async def _all_stores(self, method: str, *args: Any) -> list[Any]:

@@ -116,9 +116,9 @@ def asked_of(body: LineBody, defaults: Asked) -> Asked:
     if "top_k" in given:
         sampling["top_k"] = min(max(0, given["top_k"]), 2**31 - 1)
     if "logit_bias" in given:
-        sampling["logit_bias"] = tuple((int(token), added) for token, added in given["logit_bias"].items())
+        sampling["logit_bias"] = body.bias
     if "logprobs" in given:
-        sampling["logprobs"] = given.get("top_logprobs", 0) if given["logprobs"] else None
+        sampling["logprobs"] = body.alternatives
     asked: dict[str, Any] = {name: given[name] for name in _AS_THEY_ARE if name in given}
     if body.token_budget is not None:
         asked["max_tokens"] = body.token_budget

@@ -42,7 +42,8 @@ class Held:
 class HostStore:
     """Keeps at most `budget` bytes of documents. Over it, whole sessions go, the longest unused first.
 
-    `verify` raises StateError for bytes that are not a whole document; what it refuses is never stored.
+    `verify` raises StateError for bytes that are no document; what it refuses is never stored. Who loads a document
+    checks its payload.
     """
 
     def __init__(self, budget: int, verify: Callable[[bytes], object]) -> None:

@@ -112,7 +112,8 @@ async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
 
 async def document_of(request: Request, *, empty: bool = False) -> Any:
     body = await body_of(request)
-    return {} if empty and not body else read_json(body)
+    # A large body takes seconds to parse: other requests' streams must not wait for it.
+    return {} if empty and not body else await asyncio.to_thread(read_json, body)
 
 
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
@@ -142,13 +143,13 @@ def turn_request(body: TurnBody, mode: Any, tenant: str, key: SessionKey | None,
         repetition_penalty=body.repetition_penalty or 1.0,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        logit_bias=tuple((int(token), added) for token, added in (body.logit_bias or {}).items()),
+        logit_bias=body.bias,
         min_tokens=body.min_tokens or 0,
         reproducible=body.reproducible,
         stop=tuple(body.stop or ()),
         include_stop=body.include_stop_str_in_output,
         n=body.n or 1,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=body.alternatives,
         thinking_budget=body.thinking_budget,
         enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
         grammar=body.response_format.grammar if body.response_format else None,

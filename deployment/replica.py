@@ -352,7 +352,7 @@ class EngineReplica:
     async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | Refused:
         """A new session, made of a document."""
         try:
-            session = await self._keeper.create_imported(key, document.tobytes())
+            session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
         except RequestError as error:
             return error.refused
         except EngineError as error:

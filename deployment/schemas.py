@@ -186,6 +186,16 @@ class TurnBody(BaseModel):
         return bias
 
     @property
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """(token id, added to its logit)."""
+        return tuple((int(token), added) for token, added in (self.logit_bias or {}).items())
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many are told beside each token's log-probability; None: none is told."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def token_budget(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 

@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = 300.0
 
 @app.command()
 def inspect(file: File, as_json: AsJson = False, key_file: KeyFile = None) -> None:
-    """Prints what a session file says about itself. Its payload is not read; no model is needed."""
+    """Prints what a session file says about itself. Its payload is not checked; no model is needed."""
     with one_sentence(exit_code=1):
         facts = described(_opened(file, key_file))
         if as_json:
@@ -124,11 +124,12 @@ def _read(file: Path) -> bytes:
 
 
 def _opened(file: Path, key_file: Path | None, demand_signature: bool = False) -> SessionDocument:
+    from deployment.engine.options import read_key
     from state.document import open_document
 
     if demand_signature and key_file is None:
         fail("--signed needs a --key-file", 2)
-    key = None if key_file is None else _read(key_file).strip()
+    key = None if key_file is None else read_key("--key-file", key_file)
     return open_document(_read(file), key=key, demand_signature=demand_signature)
 
 

@@ -63,7 +63,9 @@ class ContextStores:
         return keys[:, index], values[:, index]
 
 
-def context_features(features: torch.Tensor, feature_weight: torch.Tensor, norm: torch.Tensor, eps: float):
+def context_features(
+    features: torch.Tensor, feature_weight: torch.Tensor, norm: torch.Tensor, eps: float
+) -> torch.Tensor:
     """`features` [B, T, n H] (taps concatenated in recorded order), `feature_weight` [H, n H] -> c [B, T, H]."""
     return plain_rms_norm(linear(features, feature_weight), norm, eps)
 

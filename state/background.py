@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,12 +15,15 @@ from state.names import Order, SessionKey
 
 Superseded = Literal["superseded"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Job:
     """`publish` makes the session durable as of `order`.
 
-    `done` is called once, with what came of it, mostly by the writer's thread: it must not block or raise.
+    `done` is called once, with what came of it, mostly by the writer's thread: it must not block,
+    and what it raises is only logged.
     """
 
     key: SessionKey
@@ -96,7 +100,10 @@ class BackgroundWriter:
             outcome = self._publish(job)
             with self._changed:
                 self._counts["failed" if isinstance(outcome, Exception) else "published"] += 1
-            job.done(outcome)
+            try:
+                job.done(outcome)
+            except Exception:  # one listener's fault must not end everybody's publications
+                logger.exception("publication of session %s at %s: its listener failed", job.key, job.order)
             with self._changed:
                 self._running = None
                 self._changed.notify_all()

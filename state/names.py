@@ -77,7 +77,8 @@ def publications_of(digest: str) -> str:
 
 
 def publication_name(digest: str, order: Order) -> str:
-    return publications_of(digest) + _numbers(order.epoch.incarnation, order.epoch.counter, order.sequence)
+    epoch, sequence = order.epoch, order.sequence
+    return publications_of(digest) + _numbers(incarnation=epoch.incarnation, counter=epoch.counter, sequence=sequence)
 
 
 def tombstones_of(digest: str) -> str:
@@ -85,7 +86,8 @@ def tombstones_of(digest: str) -> str:
 
 
 def tombstone_name(digest: str, epoch: Epoch, created: float) -> str:
-    return tombstones_of(digest) + _numbers(epoch.incarnation, epoch.counter, int(created))
+    numbers = _numbers(incarnation=epoch.incarnation, counter=epoch.counter, created=int(created))
+    return tombstones_of(digest) + numbers
 
 
 def parse_numbered(name: str) -> tuple[str, Order] | None:
@@ -108,8 +110,8 @@ def parse_segment(name: str) -> bytes | None:
     return bytes.fromhex(found.group(1)) if found else None
 
 
-def _numbers(*values: int) -> str:
-    for value in values:
+def _numbers(**values: int) -> str:
+    for field, value in values.items():
         if not 0 <= value <= LARGEST:
-            raise StateError(f"publication order: {value} must be from 0 to 2^53")
-    return ".".join(f"{value:016}" for value in values)
+            raise StateError(f"name in the store: {field} is {value}, must be 0 to 2^53")
+    return ".".join(f"{value:016}" for value in values.values())

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 
 from deployment.engine import errors
 from deployment.engine.engine import Engine
@@ -44,7 +44,6 @@ class EngineService:
         self.chat_template = models.chat_template
         self.generation_defaults = models.defaults
         self.context_limit = models.context
-        self.fingerprint = models.fingerprint
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._lock = threading.Lock()
@@ -60,11 +59,6 @@ class EngineService:
     def start(cls, options: EngineOptions) -> EngineService:
         """Loads the models and starts the thread. Raises ModelError."""
         return cls(load_models(options), options)
-
-    @property
-    def alive(self) -> bool:
-        """False once the engine's thread has ended, by `close` or by a fault."""
-        return not self._ended
 
     def was_evicted(self, session: str) -> bool:
         """Whether the device has let go of what it held of a session, and was given nothing since."""
@@ -109,7 +103,7 @@ class EngineService:
         self._thread.join()
 
     @contextlib.contextmanager
-    def _listening(self, ref: str, events: asyncio.Queue[Event]):
+    def _listening(self, ref: str, events: asyncio.Queue[Event]) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
 
         def listener(event: Event) -> None:

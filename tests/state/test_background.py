@@ -127,6 +127,19 @@ def test_a_failure_reaches_its_caller_and_the_others_go_on(sessions: Sessions, e
     assert sessions.writer.counts == WriterCounts(published=1, failed=1)
 
 
+def test_a_listener_that_fails_stops_nobody(sessions: Sessions, caplog: pytest.LogCaptureFixture) -> None:
+    order = Order(Epoch(1, 1), 1)
+
+    def done(outcome: object) -> None:
+        raise KeyError("a mistake of the listener")
+
+    sessions.writer.submit(Job(key("a"), order, lambda: Published(order, True, 0), done))
+    sessions.submit("b", 1)
+    assert sessions.writer.flush(WAIT)
+    assert sessions.published == [("b", 1)]
+    assert "a mistake of the listener" in caplog.text
+
+
 def test_flush_and_close_give_up_in_time(sessions: Sessions) -> None:
     sessions.hold()
     assert not sessions.writer.flush(0.01)
