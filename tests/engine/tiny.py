@@ -67,7 +67,7 @@ def draft_config(kind: str) -> dict[str, Any]:
         "head_dim": DIM,
         "rms_norm_eps": 1e-5,
         "layer_types": layers,
-        "sliding_window": 16,
+        "sliding_window": 32,
         "max_position_embeddings": 256,
         "rope_parameters": ROTARY,
         "num_target_layers": 2,
