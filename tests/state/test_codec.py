@@ -211,7 +211,8 @@ def test_a_session_is_whole_by_its_ledger_beyond_its_last_image_and_without_any(
 def detached(*, geometry: StateGeometry = MIXED) -> tuple[bytes, list[DetachedSegment], StateMemory]:
     memory = memory_of(geometry)
     checkpoints = two_checkpoints(memory)
-    document, segments = encode_detached(memory, checkpoints, record_of(checkpoints[1].ledger), FINGERPRINT)
+    made = encode_detached(memory, checkpoints, record_of(checkpoints[1].ledger), FINGERPRINT)
+    document, segments = made.document, list(made.segments)
     return document, segments, memory
 
 
