@@ -1,12 +1,12 @@
 """How does a whole checkpoint leave the device and come back at the speed of the bus? In few large copies.
 
-    out    rows of pages and rings -> staging buffer on the device, gathered -> host buffer, one copy each time it is full
+    out    rows of pages and rings -> gathered in a staging buffer on the device -> host buffer, one copy a bufferful
     back   the same the other way round
     what is contiguous already (GDN states, convolution history, hidden) goes without staging
 
-The host buffer is pinned on CUDA, so that copies run at the bus's speed and beside the device's other work. All of it is
-enqueued on the current stream, in order with everything else there: what is written to a page later does not reach a copy
-that was enqueued before. Nothing is hashed here; `state/codec.py` makes documents.
+The host buffer is pinned on CUDA, so that copies run at the bus's speed and beside the device's other work. All of it
+is enqueued on the current stream, in order with everything else there: what is written to a page later does not reach a
+copy that was enqueued before. Nothing is hashed here; `state/codec.py` makes documents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session from the device into the durable tier, turn by turn, and back: nothing twice, and no more lost than must."""
+"""A session from the device into the durable tier, turn by turn, and back: nothing twice, no more lost than must."""
 
 from __future__ import annotations
 
