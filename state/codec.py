@@ -89,9 +89,11 @@ def encode_detached(
     fingerprint: Fingerprint,
     key: bytes | None = None,
     digests: SegmentDigests | None = None,
+    keep_bytes: bool = False,
 ) -> DetachedSession:
-    """The same document without its payload. What `digests` knows is neither read nor hashed."""
-    table = _Table(memory, digests or SegmentDigests(), keep_bytes=False)
+    """The same document without its payload. What `digests` knows is neither read nor hashed. `keep_bytes`: what is
+    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint."""
+    table = _Table(memory, digests or SegmentDigests(), keep_bytes)
     manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
 
@@ -134,7 +136,9 @@ class _Table:
             ("target", self._memory.target if self._memory.geometry.kv_layers else None, checkpoint.pages),
             ("draft", self._memory.draft, checkpoint.draft_pages),
         ):
-            for number, page in enumerate(pages if pool is not None else ()):
+            if pool is None:
+                continue
+            for number, page in enumerate(pages):
                 columns = min(PAGE_TOKENS, checkpoint.frontier - number * PAGE_TOKENS)
                 yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 
@@ -144,7 +148,9 @@ class _Table:
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
-            self.detached.append(DetachedSegment(segment.sha256, segment.size, read))
+            kept = segment.sha256 in self.payload
+            again = partial(self.payload.__getitem__, segment.sha256) if kept else read
+            self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
         return index
 
     def _hashed(self, read: Callable[[], bytes]) -> Segment:

@@ -87,7 +87,9 @@ class DurableSessions:
         signing_key: bytes | None,
     ) -> int:
         """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait."""
-        detached = encode_detached(memory, checkpoints, record, fingerprint, signing_key, self._digests)
+        detached = encode_detached(
+            memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
+        )
         with self._lock:
             fresh = [segment for segment in detached.segments if segment.sha256 not in self._stored]
         held = {segment.sha256: segment.read() for segment in fresh}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -241,6 +242,11 @@ def test_digests_that_are_remembered_are_those_of_what_lies_there_now(monkeypatc
         fresh = encode_detached(memory, [checkpoint], record, FINGERPRINT)
         assert remembered.document == fresh.document
         assert [s.sha256 for s in remembered.of(0)] == [s.sha256 for s in fresh.segments]
+        read.clear()
+        kept = encode_detached(memory, [checkpoint], record, FINGERPRINT, keep_bytes=True)
+        count = len(read)
+        assert {hashlib.sha256(s.read()).digest() for s in kept.segments} == {s.sha256 for s in fresh.segments}
+        assert len(read) == count, "what was kept was read again"
         read.clear()
         assert encode_detached(memory, [checkpoint], record, FINGERPRINT, digests=digests).document == fresh.document
         assert not read, "what is known was read"

@@ -51,6 +51,9 @@ def test_out_and_back_gives_the_same_planes_and_the_same_segments(name: str, fro
         checkpoint = transfer.back(copy, buffer)
         assert_same_planes(planes_of(memory, checkpoint), before)
         assert digests(memory) == segments
+        for pool, pages in zip(pools, (checkpoint.pages, checkpoint.draft_pages), strict=False):
+            beyond = pool.keys[pages[-1], :, frontier - 64 * (len(pages) - 1) :]
+            assert not beyond.any(), "what another sequence left travelled"
         memory.check_invariants()
 
 
