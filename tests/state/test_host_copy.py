@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from state.codec import encode_detached
+from state.codec import encode_detached, encode_session
+from state.document import open_document
 from state.errors import CapacityError, StateError
 from state.host_copy import HostTransfer
 from state.memory import StateMemory
@@ -114,3 +115,21 @@ def test_without_room_nothing_comes_back_and_nothing_is_lost() -> None:
     memory.close(held[0])
     memory.release(checkpoint)
     assert transfer.back(copy, buffer).id == checkpoint.id
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frontier", FRONTIERS)
+def test_on_a_card_what_comes_back_from_pinned_memory_is_what_left(frontier: int) -> None:
+    source = memory_of(MIXED)
+    checkpoint = checkpoint_at(source, frontier)
+    record = record_of(checkpoint.ledger)
+    document = open_document(encode_session(source, [checkpoint], record, FINGERPRINT))
+    memory = StateMemory(MIXED, target_pages=12, draft_pages=12, images=3, device="cuda")
+    there = document.load(memory, document.manifest.checkpoints[0])
+    transfer = HostTransfer(memory, 4096)
+    buffer = transfer.host_buffer(transfer.size(there))
+    copy = transfer.out(there, buffer)
+    memory.release(there)
+    memory.target.keys.fill_(3.0)  # enqueued later: it must not reach the copy
+    assert buffer.is_pinned() and transfer.back(copy, buffer).id == checkpoint.id
+    assert digests(memory) == digests(source)
