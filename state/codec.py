@@ -34,6 +34,38 @@ class DetachedSegment:
     read: Callable[[], bytes]
 
 
+@dataclass(frozen=True)
+class DetachedSession:
+    """A document without its payload, and the segments that it names, each once. `checkpoints`: of each of its
+    checkpoints the segments' places among them."""
+
+    document: bytes
+    segments: tuple[DetachedSegment, ...]
+    checkpoints: tuple[tuple[int, ...], ...]
+
+    def of(self, checkpoint: int) -> list[DetachedSegment]:
+        """The segments of the checkpoint of that number."""
+        return [self.segments[index] for index in self.checkpoints[checkpoint]]
+
+
+class SegmentDigests:
+    """Which contents of one memory were hashed before. Not more entries than the memory has places, times the columns
+    that a page was hashed at."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[int | str, dict[int, Segment]]] = {}
+
+    def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
+        """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
+        names one content for ever: the epoch of a page, the id of an image's checkpoint."""
+        known = self._known.get((kind, place))
+        if known is None or known[0] != content:
+            known = self._known[kind, place] = (content, {})
+        if columns not in known[1]:
+            known[1][columns] = make()
+        return known[1][columns]
+
+
 def encode_session(
     memory: StateMemory,
     checkpoints: Sequence[Checkpoint],
@@ -45,9 +77,9 @@ def encode_session(
 
     `key`: the document is signed with it. Raises `FormatError` for a record that cannot travel, naming the element.
     """
-    table = _Table(memory, keep_bytes=True)
-    manifest = _manifest(memory, checkpoints, record, fingerprint, table)
-    return seal(manifest, table.payload, detached=False, key=key)
+    table = _Table(memory, SegmentDigests(), keep_bytes=True)
+    manifest, _ = _manifest(memory, checkpoints, record, fingerprint, table)
+    return seal(manifest, list(table.payload.values()), detached=False, key=key)
 
 
 def encode_detached(
@@ -56,11 +88,14 @@ def encode_detached(
     record: SessionRecord,
     fingerprint: Fingerprint,
     key: bytes | None = None,
-) -> tuple[bytes, list[DetachedSegment]]:
-    """The same document without its payload, and the segments that it names, each once."""
-    table = _Table(memory, keep_bytes=False)
-    manifest = _manifest(memory, checkpoints, record, fingerprint, table)
-    return seal(manifest, [], detached=True, key=key), table.detached
+    digests: SegmentDigests | None = None,
+    keep_bytes: bool = False,
+) -> DetachedSession:
+    """The same document without its payload. What `digests` knows is neither read nor hashed. `keep_bytes`: what is
+    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint."""
+    table = _Table(memory, digests or SegmentDigests(), keep_bytes)
+    manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
+    return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
 
 
 def _manifest(
@@ -69,60 +104,61 @@ def _manifest(
     record: SessionRecord,
     fingerprint: Fingerprint,
     table: _Table,
-) -> bytes:
+) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
+    """The manifest, and of each checkpoint the places of its segments in the table."""
     entries: list[CheckpointEntry] = []
+    places: list[tuple[int, ...]] = []
     ledger = as_tokens(record.ledger, "manifest.ledger")
     for checkpoint in checkpoints:
         memory.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, memory.geometry)
-        entries.append(entry_of(checkpoint, ledger, table.add(checkpoint)))
-    return write_manifest(dict(fingerprint), record, layouts(memory.geometry), entries, table.segments)
+        places.append(tuple(table.add(checkpoint)))
+        entries.append(entry_of(checkpoint, ledger, places[-1]))
+    return write_manifest(dict(fingerprint), record, layouts(memory.geometry), entries, table.segments), tuple(places)
 
 
 class _Table:
     """The segments of all checkpoints of a document, each content once, in the order of first use."""
 
-    def __init__(self, memory: StateMemory, keep_bytes: bool) -> None:
+    def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool) -> None:
         self._memory = memory
+        self._digests = digests
         self._keep_bytes = keep_bytes
         self._by_content: dict[bytes, int] = {}
-        self._by_page: dict[tuple[str, int, int], int] = {}
         self.segments: list[Segment] = []
-        self.payload: list[bytes] = []
+        self.payload: dict[bytes, bytes] = {}
         self.detached: list[DetachedSegment] = []
 
-    def add(self, checkpoint: Checkpoint) -> list[int]:
+    def add(self, checkpoint: Checkpoint) -> Iterator[int]:
         """The indices of a checkpoint's segments, in their order."""
-        indices = [self._index(partial(_image, self._memory, checkpoint))]
+        yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self._memory, checkpoint))
         for kind, pool, pages in (
             ("target", self._memory.target if self._memory.geometry.kv_layers else None, checkpoint.pages),
             ("draft", self._memory.draft, checkpoint.draft_pages),
         ):
-            if pool is not None:
-                indices += self._pages(kind, pool, pages, checkpoint.frontier)
-        return indices
+            if pool is None:
+                continue
+            for number, page in enumerate(pages):
+                columns = min(PAGE_TOKENS, checkpoint.frontier - number * PAGE_TOKENS)
+                yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 
-    def _pages(self, kind: str, pool: PagePool, pages: Sequence[int], frontier: int) -> Iterator[int]:
-        for number, page in enumerate(pages):
-            columns = min(PAGE_TOKENS, frontier - number * PAGE_TOKENS)
-            # A page that checkpoints share is hashed once.
-            place = (kind, page, columns)
-            if place not in self._by_page:
-                self._by_page[place] = self._index(partial(_page, pool, page, columns))
-            yield self._by_page[place]
-
-    def _index(self, tensors: Callable[[], Tensors]) -> int:
+    def _index(self, kind: str, place: int, content: int | str, columns: int, tensors: Callable[[], Tensors]) -> int:
         read = partial(_serialized, tensors)
+        segment = self._digests.of(kind, place, content, columns, partial(self._hashed, read))
+        index = self._by_content.setdefault(segment.sha256, len(self.segments))
+        if index == len(self.segments):
+            self.segments.append(segment)
+            kept = segment.sha256 in self.payload
+            again = partial(self.payload.__getitem__, segment.sha256) if kept else read
+            self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
+        return index
+
+    def _hashed(self, read: Callable[[], bytes]) -> Segment:
         data = read()
         digest = hashlib.sha256(data).digest()
-        index = self._by_content.setdefault(digest, len(self.segments))
-        if index == len(self.segments):
-            self.segments.append(Segment(len(data), digest))
-            if self._keep_bytes:
-                self.payload.append(data)
-            else:
-                self.detached.append(DetachedSegment(digest, len(data), read))
-        return index
+        if self._keep_bytes:
+            self.payload.setdefault(digest, data)
+        return Segment(len(data), digest)
 
 
 def _serialized(tensors: Callable[[], Tensors]) -> bytes:

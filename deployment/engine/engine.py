@@ -18,6 +18,7 @@ from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
 from deployment.engine.drafting import DraftTokens
+from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
@@ -38,6 +39,7 @@ from deployment.engine.messages import (
     Inspect,
     Preempt,
     PromptLogprobs,
+    Publish,
     Started,
     Submit,
     TokenLogprob,
@@ -61,6 +63,7 @@ class Engine:
     """One model on one device. Not thread safe: whoever owns it calls `execute` and `step`.
 
     `emit` receives every event, in order, from inside these calls. `clock`: seconds, never going back.
+    `durable`: this engine's access to the durable tier, if there is one.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         options: EngineOptions,
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
+        durable: DurableSessions | None = None,
     ) -> None:
         self.models = models
         self._options = options
@@ -78,7 +82,7 @@ class Engine:
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
         self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
-        self._exchange = StateExchange(models, options, self.memory, self._sessions)
+        self._exchange = StateExchange(models, options, self.memory, self._sessions, durable)
         policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
         self._captures = Captures(
             self.memory, self._sessions, policy, lambda lane: self._executor.catch_up([lane]), emit
@@ -123,6 +127,8 @@ class Engine:
                     self._preempt(command.turn)
                 case Export():
                     self._emit(self._exchange.export(command))
+                case Publish():
+                    self._emit(self._exchange.publish(command))
                 case Import():
                     self._detach(command.session)
                     self._emit(self._exchange.import_(command))

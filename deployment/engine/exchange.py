@@ -8,16 +8,27 @@ from functools import partial
 from typing import get_args
 
 from deployment.engine import errors
+from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models
-from deployment.engine.messages import CheckpointKind, Export, Exported, Foreign, Fork, Import, Imported
+from deployment.engine.messages import (
+    CheckpointKind,
+    Export,
+    Exported,
+    Foreign,
+    Fork,
+    Import,
+    Imported,
+    Publish,
+    Publishing,
+)
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from state.checkpoint import Checkpoint
 from state.codec import encode_session
 from state.document import SessionDocument, open_document
 from state.errors import FingerprintMismatch, MissingSegment
-from state.fingerprint import Mismatch, compare
+from state.fingerprint import Fingerprint, Mismatch, compare
 from state.memory import StateMemory
 from state.session_record import SessionRecord
 
@@ -27,12 +38,22 @@ logger = logging.getLogger(__name__)
 class StateExchange:
     """Raises EngineError for a session that is not here, StateError for a state that is not whole or does not fit."""
 
-    def __init__(self, models: Models, options: EngineOptions, memory: StateMemory, sessions: SessionTable) -> None:
+    def __init__(
+        self,
+        models: Models,
+        options: EngineOptions,
+        memory: StateMemory,
+        sessions: SessionTable,
+        durable: DurableSessions | None = None,
+    ) -> None:
+        """`durable`: where sessions are published to, and where segments of detached documents lie; whoever sends
+        such a document sees to it that they stay there until it is imported."""
         self._models = models
         self._accept_numeric_path = options.accept_numeric_path
         self._key = options.cluster_key()
         self._memory = memory
         self._sessions = sessions
+        self._durable = durable
 
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
@@ -40,14 +61,25 @@ class StateExchange:
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
-        fingerprint = command.foreign.fingerprint if command.foreign else self._models.fingerprint
+        fingerprint = self._made_by(command.foreign)
         document = encode_session(self._memory, chosen, record, fingerprint, self._key)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 
+    def publish(self, command: Publish) -> Publishing:
+        """What the device holds of the session is read before this returns; it becomes durable later."""
+        if self._durable is None:
+            raise EngineError(errors.INVALID_REQUEST, "this engine was started without a durable tier")
+        chosen = self._standing_for(command.session) if command.foreign is None else []
+        read = self._durable.publish(
+            self._memory, command.key, command.order, chosen, command.record, self._made_by(command.foreign), self._key
+        )
+        return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
+
     def import_(self, command: Import) -> Imported:
         """The session keeps what it had unless every checkpoint is whole, fits this model, and finds room."""
-        document = open_document(command.document, key=self._key)
+        fetch = self._durable.segment if self._durable is not None else None
+        document = open_document(command.document, fetch=fetch, key=self._key)
         record = document.manifest.session.record()
         mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
         if mismatch is not None and command.exact:
@@ -76,6 +108,9 @@ class StateExchange:
         self._sessions.replace(command.child, forked, "device", self._sessions.tenant(command.session))
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.child))
         return Imported(command.call, command.child, frontiers)
+
+    def _made_by(self, foreign: Foreign | None) -> Fingerprint:
+        return foreign.fingerprint if foreign is not None else self._models.fingerprint
 
     def _loadable(self, mismatch: Mismatch | None) -> bool:
         if mismatch is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state.fingerprint import Mismatch
+from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 
 Hit = Literal["device", "host", "peer", "disk", "none"]
@@ -175,8 +176,26 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Publish:
+    """Makes a session durable under `key` as of `order`, with the same checkpoints as `Export`, in the background.
+
+    Answer: `Publishing`; what came of it is told to whoever made the engine's `DurableSessions`.
+    """
+
+    call: str
+    session: str
+    key: SessionKey
+    order: Order
+    record: SessionRecord
+    foreign: Foreign | None = None
+
+
+@dataclass(frozen=True)
 class Import:
     """Decodes a session document and gives its checkpoints to `session`, replacing what it held. All or nothing.
+
+    Of a detached document, those checkpoints whose segments the engine finds in its durable tier: one that is not
+    whole there costs nothing but itself, and the tokens after the deepest that is are prefilled from the ledger.
 
     State that was made by something else is not loaded (decision 23): the answer says so, and its record's ledger is
     what the next turn prefills. `exact`: such a document is refused with `fingerprint_mismatch`. `tenant`: whose other
@@ -215,7 +234,7 @@ class Inspect:
     call: str
 
 
-Command = Submit | Cancel | Preempt | Export | Import | Fork | Drop | Inspect
+Command = Submit | Cancel | Preempt | Export | Publish | Import | Fork | Drop | Inspect
 
 # ------------------------------------------------------------------------------------------------ events
 
@@ -334,6 +353,17 @@ class Exported:
 
 
 @dataclass(frozen=True)
+class Publishing:
+    """A session waits to be written. `frontiers` of its checkpoints; `read`: bytes of those segments that the device
+    was asked for, because they were not known to be stored."""
+
+    call: str
+    session: str
+    frontiers: tuple[int, ...]
+    read: int
+
+
+@dataclass(frozen=True)
 class Imported:
     """`frontiers` of the checkpoints that the session holds now, oldest first. Of an import: the `record` that came,
     what made its state if that was something else, and whether the document is `signed` by this cluster."""
@@ -359,5 +389,16 @@ class Facts:
 
 
 Event = (
-    Started | Captured | Evicted | PromptLogprobs | Tokens | Finished | Failed | Exported | Imported | Dropped | Facts
+    Started
+    | Captured
+    | Evicted
+    | PromptLogprobs
+    | Tokens
+    | Finished
+    | Failed
+    | Exported
+    | Publishing
+    | Imported
+    | Dropped
+    | Facts
 )

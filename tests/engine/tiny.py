@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.engine import Engine
 from deployment.engine.loading import Models, load_models
 from deployment.engine.options import Backend, EngineOptions
@@ -67,7 +68,7 @@ def draft_config(kind: str) -> dict[str, Any]:
         "head_dim": DIM,
         "rms_norm_eps": 1e-5,
         "layer_types": layers,
-        "sliding_window": 16,
+        "sliding_window": 32,
         "max_position_embeddings": 256,
         "rope_parameters": ROTARY,
         "num_target_layers": 2,
@@ -188,7 +189,13 @@ def tiny_models(backend: Backend, draft_tokens: int | None = None) -> Models:
 class TinyDriver(Driver):
     """A driver whose engine has the tiny model."""
 
-    def __init__(self, backend: Backend = "none", draft_tokens: int | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        backend: Backend = "none",
+        draft_tokens: int | None = None,
+        durable: DurableSessions | None = None,
+        **more: Any,
+    ) -> None:
         self.events = []
         options = tiny_options(backend, draft_tokens=draft_tokens, **more)
-        self.engine = Engine(tiny_models(backend, draft_tokens), options, self.events.append)
+        self.engine = Engine(tiny_models(backend, draft_tokens), options, self.events.append, durable=durable)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from state import codec
 from state.checkpoint import Checkpoint
-from state.codec import DetachedSegment, encode_detached, encode_session
+from state.codec import DetachedSegment, SegmentDigests, encode_detached, encode_session
 from state.coverage import FORMS, Form
 from state.document import open_document
 from state.errors import CapacityError, FormatError, MissingSegment, StateError
@@ -211,7 +213,8 @@ def test_a_session_is_whole_by_its_ledger_beyond_its_last_image_and_without_any(
 def detached(*, geometry: StateGeometry = MIXED) -> tuple[bytes, list[DetachedSegment], StateMemory]:
     memory = memory_of(geometry)
     checkpoints = two_checkpoints(memory)
-    document, segments = encode_detached(memory, checkpoints, record_of(checkpoints[1].ledger), FINGERPRINT)
+    made = encode_detached(memory, checkpoints, record_of(checkpoints[1].ledger), FINGERPRINT)
+    document, segments = made.document, list(made.segments)
     return document, segments, memory
 
 
@@ -224,6 +227,30 @@ def test_a_detached_document_and_its_segments_are_the_attached_one() -> None:
     assert list(store.values()) == take_apart(attached).segments
     _, moved = brought_in(memory_of(MIXED), document, fetch=store.get)
     assert [c.ledger for c in moved] == [c.ledger for c in memory.checkpoints]
+
+
+def test_digests_that_are_remembered_are_those_of_what_lies_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are used again and again, by pages and images that share nothing but the place."""
+    memory, digests = memory_of(MIXED), SegmentDigests()
+    read: list[object] = []
+    serialized = codec._serialized
+    monkeypatch.setattr(codec, "_serialized", lambda tensors: read.append(tensors) or serialized(tensors))
+    for frontier in (150, 130, 150, 40):
+        checkpoint = checkpoint_at(memory, frontier)
+        record = record_of(checkpoint.ledger)
+        remembered = encode_detached(memory, [checkpoint], record, FINGERPRINT, digests=digests)
+        fresh = encode_detached(memory, [checkpoint], record, FINGERPRINT)
+        assert remembered.document == fresh.document
+        assert [s.sha256 for s in remembered.of(0)] == [s.sha256 for s in fresh.segments]
+        read.clear()
+        kept = encode_detached(memory, [checkpoint], record, FINGERPRINT, keep_bytes=True)
+        count = len(read)
+        assert {hashlib.sha256(s.read()).digest() for s in kept.segments} == {s.sha256 for s in fresh.segments}
+        assert len(read) == count, "what was kept was read again"
+        read.clear()
+        assert encode_detached(memory, [checkpoint], record, FINGERPRINT, digests=digests).document == fresh.document
+        assert not read, "what is known was read"
+        memory.release(checkpoint)
 
 
 def test_a_checkpoint_whose_segments_are_missing_is_a_miss_and_the_rest_loads() -> None:

@@ -1,0 +1,141 @@
+"""How does what an engine holds become durable, and how is it found there again? The engine's side of the durable tier.
+
+What a publication needs of the device is read at once, on the engine's thread, while the checkpoints are there; writing
+it is a background writer's work. Pages that were hashed before are not hashed again, and what is known to be stored is
+not read: a turn costs what it added.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from state.background import BackgroundWriter, Job, Superseded
+from state.checkpoint import Checkpoint
+from state.codec import DetachedSession, SegmentDigests, encode_detached
+from state.durable import DurableTier, Published
+from state.errors import FormatError, MissingSegment
+from state.fingerprint import Fingerprint
+from state.memory import StateMemory
+from state.names import Order, SessionKey
+from state.publication_record import StoredCheckpoint, StoredSegment
+from state.session_record import SessionRecord
+
+logger = logging.getLogger(__name__)
+
+Outcome = Published | Superseded | Exception
+"""What became of a publication; it is durable if this is `Published`."""
+
+REMEMBERED = 1 << 16
+"""Segments that are known to be stored; of more than that, some are read once more than needed."""
+
+
+@dataclass(frozen=True)
+class _Publication:
+    """What is written later, without the device. `held`: segments by digest, all that were not known to be stored."""
+
+    key: SessionKey
+    order: Order
+    document: bytes
+    checkpoints: tuple[StoredCheckpoint, ...]
+    held: Mapping[bytes, bytes]
+
+    def read(self, sha256: bytes) -> bytes:
+        if sha256 not in self.held:
+            raise MissingSegment("stored before", sha256)
+        return self.held[sha256]
+
+
+class DurableSessions:
+    """One engine's. `publish` is called by the engine's thread only."""
+
+    def __init__(
+        self,
+        tier: DurableTier,
+        writer: BackgroundWriter,
+        token_seconds: float,
+        done: Callable[[SessionKey, Order, Outcome], None],
+    ) -> None:
+        """`token_seconds`: what it takes to prefill a token, which says what a checkpoint is worth. `done` is called
+        by the writer's thread, once for each publication; it must not block or raise."""
+        self._tier = tier
+        self._writer = writer
+        self._token_seconds = token_seconds
+        self._done = done
+        self._digests = SegmentDigests()
+        self._stored: dict[bytes, None] = {}
+        self._lock = threading.Lock()
+
+    def segment(self, sha256: bytes) -> bytes | None:
+        """A stored segment. None: it is not there, or was damaged. `StoreError` where the store cannot say."""
+        try:
+            return self._tier.segment(sha256)
+        except FormatError as error:
+            logger.warning("a stored segment is lost: %s", error)
+            return None
+
+    def publish(
+        self,
+        memory: StateMemory,
+        key: SessionKey,
+        order: Order,
+        checkpoints: Sequence[Checkpoint],
+        record: SessionRecord,
+        fingerprint: Fingerprint,
+        signing_key: bytes | None,
+    ) -> int:
+        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait."""
+        detached = encode_detached(
+            memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
+        )
+        with self._lock:
+            fresh = [segment for segment in detached.segments if segment.sha256 not in self._stored]
+        held = {segment.sha256: segment.read() for segment in fresh}
+        publication = _Publication(key, order, detached.document, self._described(checkpoints, detached), held)
+        self._writer.submit(
+            Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
+        )
+        return sum(map(len, held.values()))
+
+    def _described(self, checkpoints: Sequence[Checkpoint], detached: DetachedSession) -> tuple[StoredCheckpoint, ...]:
+        return tuple(
+            StoredCheckpoint(
+                id=checkpoint.id,
+                ancestor=_ancestor(checkpoint, checkpoints),
+                seconds=checkpoint.frontier * self._token_seconds,
+                segments=tuple(StoredSegment(segment.sha256, segment.size) for segment in detached.of(number)),
+            )
+            for number, checkpoint in enumerate(checkpoints)
+        )
+
+    def _write(self, publication: _Publication) -> Published:
+        key, order, document = publication.key, publication.order, publication.document
+        publish = self._tier.publish
+        try:
+            return publish(key, order.epoch, order.sequence, document, publication.checkpoints, publication.read)
+        except MissingSegment as error:
+            # The store let go of it in the meantime. The ledger must not wait for the turn that writes it again.
+            logger.info("session %s becomes durable without its state: %s", key, error)
+            return replace(publish(key, order.epoch, order.sequence, document, (), publication.read), payload=False)
+
+    def _ended(self, publication: _Publication, outcome: Outcome) -> None:
+        digests = {segment.sha256 for checkpoint in publication.checkpoints for segment in checkpoint.segments}
+        with self._lock:
+            for digest in digests if outcome != "superseded" else ():
+                self._stored.pop(digest, None)
+                if isinstance(outcome, Published) and outcome.payload:
+                    self._stored[digest] = None
+            while len(self._stored) > REMEMBERED:
+                del self._stored[next(iter(self._stored))]
+        self._done(publication.key, publication.order, outcome)
+
+
+def _ancestor(checkpoint: Checkpoint, among: Sequence[Checkpoint]) -> str | None:
+    """The deepest of the checkpoints that this one's ledger continues; else where its sequence or fork came from."""
+    tokens = checkpoint.ledger[: checkpoint.frontier]
+    earlier = [c for c in among if c.frontier < checkpoint.frontier and c.ledger[: c.frontier] == tokens[: c.frontier]]
+    if earlier:
+        return max(earlier, key=lambda c: c.frontier).id
+    return checkpoint.fork_origin or checkpoint.parent

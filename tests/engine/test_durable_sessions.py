@@ -1,0 +1,219 @@
+"""A session from the device into the durable tier, turn by turn, and back: nothing twice, no more lost than must."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployment.engine.durable_sessions import DurableSessions
+from deployment.engine.messages import Failed, Import, Imported, Publish, Publishing
+from state.background import BackgroundWriter
+from state.document import open_document
+from state.durable import DurableTier, Published
+from state.errors import StoreError
+from state.geometry import PAGE_TOKENS
+from state.names import SEGMENTS, Epoch, Order, SessionKey
+from state.session_record import SessionRecord
+from tests.engine.tiny import PUBLIC, TinyDriver
+from tests.state.stores import MemoryStore
+
+KEY = SessionKey("a" * 64, "chat")
+RECORD = SessionRecord("chat", (1, 2, 3))
+
+
+class Durable:
+    """A store, and what came of each publication by its sequence."""
+
+    def __init__(self, budget: int = 1 << 24) -> None:
+        self.store = MemoryStore()
+        self.tier = DurableTier(self.store, budget, open_document)
+        self.writer = BackgroundWriter(places=4)
+        self.outcomes: dict[int, Any] = {}
+        self.sessions = DurableSessions(self.tier, self.writer, 1e-4, self._told)
+
+    def _told(self, key: SessionKey, order: Order, outcome: Any) -> None:
+        assert key == KEY
+        self.outcomes[order.sequence] = outcome
+
+    def driver(self, **more: Any) -> TinyDriver:
+        return TinyDriver("dflash", durable=self.sessions, **{"lanes": 1, "images": 8, "pages": 24, **more})
+
+    def segments(self) -> dict[str, int]:
+        return {name: len(data) for name, data in self.store.content.items() if name.startswith(SEGMENTS)}
+
+
+@pytest.fixture
+def durable():
+    made = Durable()
+    yield made
+    assert made.writer.close(timeout=30)
+
+
+def turn(driver: TinyDriver, ledger: tuple[int, ...], asked: int, tokens: int = 2) -> tuple[int, ...]:
+    """A turn of a session to whose ledger `asked` tokens are appended; returns the new ledger."""
+    prompt = (*ledger, *random.Random(len(ledger)).choices(range(PUBLIC), k=asked))
+    finished = driver.run(prompt, session="s", stable_boundary=len(prompt) - 1, max_tokens=tokens, ignore_eos=True)
+    return prompt + finished.token_ids
+
+
+def publish(driver: TinyDriver, durable: Durable, ledger: tuple[int, ...], sequence: int) -> Publishing:
+    record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
+    answer = driver.call(Publish("p", "s", KEY, Order(Epoch(1, 1), sequence), record))
+    assert isinstance(answer, Publishing), answer
+    assert durable.writer.flush(timeout=30)
+    return answer
+
+
+def found(durable: Durable, driver: TinyDriver) -> Imported:
+    with durable.tier.reading(KEY) as reading:
+        assert reading is not None
+        answer = driver.call(Import("i", "s", reading.document, origin="disk"))
+    assert isinstance(answer, Imported), answer
+    return answer
+
+
+def test_twenty_published_turns_write_and_read_only_what_is_new(durable: Durable) -> None:
+    driver, ledger = durable.driver(), ()
+    before: dict[str, int] = {}
+    for sequence in range(1, 21):
+        ledger = turn(driver, ledger, 8)
+        read = publish(driver, durable, ledger, sequence).read
+        now = durable.segments()
+        added = sum(size for name, size in now.items() if name not in before)
+        record = sum(len(data) for name, data in durable.store.content.items() if "/sessions/" in name)
+        assert durable.outcomes[sequence] == Published(Order(Epoch(1, 1), sequence), True, added + record)
+        assert read == added, "the device was read for what is stored"
+        before = now
+    puts = [name for name in durable.store.puts if name.startswith(SEGMENTS)]
+    assert len(puts) == len(set(puts)) == len(before)
+    images, partial = 2 * 20, 2 * 2 * 20  # at a turn's start and end; pages of target and drafter
+    full = 2 * (len(ledger) // PAGE_TOKENS)
+    assert len(puts) == images + partial + full
+
+
+def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Durable) -> None:
+    driver, ledger = durable.driver(), ()
+    for sequence in (1, 2, 3):
+        ledger = turn(driver, ledger, 30)
+        publish(driver, durable, ledger, sequence)
+    again = Durable()
+    again.store.content = durable.store.content
+    fresh = again.driver()
+    answer = found(again, fresh)
+    assert answer.record is not None and answer.record.ledger == ledger and len(ledger) - 1 in answer.frontiers
+    assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
+    started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert (started.hit, started.reused, started.prefilled) == ("disk", len(ledger) - 1, 4)
+    assert again.writer.close(timeout=30)
+
+
+def image_of(deepest: bool) -> Callable[[Any], int]:
+    """Which segment is lost: the image of the deepest checkpoint, or of the one before it."""
+    return lambda manifest: int(manifest.checkpoints[-1 if deepest else 0].segments[0])
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+@pytest.mark.parametrize("deepest", [True, False], ids=["the deepest", "an earlier one"])
+def test_a_segment_that_is_lost_costs_its_checkpoint_only(durable: Durable, deepest: bool, damage: str) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70, tokens=9)
+    publish(driver, durable, ledger, 1)
+    latest = durable.tier.latest(KEY)
+    assert latest is not None
+    manifest = open_document(latest[1]).manifest
+    start, end = (entry.frontier for entry in manifest.checkpoints)
+    digest = manifest.segments[image_of(deepest)(manifest)].sha256.hex()
+    name = f"{SEGMENTS}{digest[:2]}/{digest}"
+    if damage == "removed":
+        del durable.store.content[name]
+    else:
+        durable.store.content[name] = bytes(len(durable.store.content[name]))
+    fresh = durable.driver()
+    assert found(durable, fresh).frontiers == ((start,) if deepest else (end,))
+    assert turn(fresh, ledger, 3) == turn(driver, ledger, 3)
+    started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert started.reused == (start if deepest else end) and started.reused + started.prefilled == len(ledger) + 3
+
+
+def test_without_any_segment_the_session_is_rebuilt_from_its_ledger(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    for name in durable.segments():
+        del durable.store.content[name]
+    fresh = durable.driver()
+    answer = found(durable, fresh)
+    assert answer.frontiers == () and answer.record is not None and answer.record.ledger == ledger
+    assert turn(fresh, ledger, 3) == turn(driver, ledger, 3)
+
+
+def test_what_the_store_let_go_of_is_written_again_by_the_next_turn_and_the_ledger_does_not_wait(
+    durable: Durable,
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    for name in durable.segments():
+        del durable.store.content[name]
+    ledger = turn(driver, ledger, 5)
+    publish(driver, durable, ledger, 2)
+    assert durable.outcomes[2].payload is False
+    assert found(durable, durable.driver()).record.ledger == ledger  # pyright: ignore[reportOptionalMemberAccess]
+    ledger = turn(driver, ledger, 5)
+    publish(driver, durable, ledger, 3)
+    assert durable.outcomes[3].payload is True
+    assert len(ledger) - 1 in found(durable, durable.driver()).frontiers
+
+
+def test_a_publication_is_what_the_session_was_even_if_the_device_forgets_it_before_it_is_written(
+    durable: Durable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = durable.driver(images=2)
+    ledger = turn(driver, (), 70)
+    late: list[Any] = []
+    with monkeypatch.context() as held:
+        held.setattr(durable.writer, "submit", late.append)
+        publish(driver, durable, ledger, 1)
+    for number in range(4):
+        driver.run(tuple(random.Random(number).choices(range(PUBLIC), k=90)), session=f"other-{number}", max_tokens=2)
+    assert not driver.engine._sessions.checkpoints("s")
+    durable.writer.submit(late[0])
+    assert durable.writer.flush(timeout=30)
+    fresh = durable.driver()
+    assert len(ledger) - 1 in found(durable, fresh).frontiers
+    assert turn(fresh, ledger, 3) == turn(driver, ledger, 3)
+
+
+def test_without_a_durable_tier_publishing_is_refused_and_a_detached_document_brings_its_ledger(
+    durable: Durable,
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 20)
+    publish(driver, durable, ledger, 1)
+    bare = TinyDriver("dflash", lanes=1, images=8, pages=24)
+    refused = bare.call(Publish("p", "s", KEY, Order(Epoch(1, 1), 2), RECORD))
+    assert isinstance(refused, Failed) and "durable tier" in refused.message
+    answer = found(durable, bare)
+    assert answer.frontiers == () and answer.record is not None and answer.record.ledger == ledger
+
+
+def test_a_store_that_cannot_say_what_it_has_leaves_the_session_as_it_was(
+    durable: Durable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 20)
+    publish(driver, durable, ledger, 1)
+    latest = durable.tier.latest(KEY)
+    assert latest is not None
+    held = driver.engine._sessions.checkpoints("s")
+
+    def broken(sha256: bytes) -> bytes:
+        raise StoreError("get", sha256.hex(), "input/output error", 5)
+
+    monkeypatch.setattr(durable.tier, "segment", broken)
+    answer = driver.call(Import("i", "s", latest[1]))
+    assert isinstance(answer, Failed) and "input/output error" in answer.message
+    assert driver.engine._sessions.checkpoints("s") == held
