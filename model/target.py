@@ -62,11 +62,11 @@ class Columns:
 @dataclass(frozen=True)
 class Forward:
     """`hidden` [B, T, H] after the final norm; `features` [B, T, n H], the tapped residuals in tap order (None without
-    taps); `records` of all GDN layers, after `verify` only."""
+    taps); `records` of all GDN layers after `verify`, of none after `prefill`."""
 
     hidden: torch.Tensor
     features: torch.Tensor | None
-    records: gdn.Records | None = None
+    records: gdn.Records
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Target:
             if i in taps:
                 tapped[i] = x
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
-        return Forward(n, features, None if advance else records)
+        return Forward(n, features, self._new_records(columns, 0) if advance else records)
 
     def _new_records(self, columns: Columns, layers: int) -> gdn.Records:
         """Prefill keeps one layer's at a time: only verification's layers are folded together, later."""
