@@ -283,7 +283,7 @@ def test_the_kernel_refuses_what_is_not_the_layout_of_its_heads() -> None:
     slots, states = slots_of(1).to(DEVICE), pool_of(random_state(1))[:, 1]
     with pytest.raises(ValueError, match="mixed: 191 channels, must be those of 4 heads of v"):
         gdn.verify_triton(mixed[..., 1:], g, beta, states, slots, slots)
-    with pytest.raises(ValueError, match="slots: torch.int32, must be torch.int64"):
+    with pytest.raises(ValueError, match=r"slots: torch.int32, must be torch.int64"):
         gdn.verify_triton(mixed, g, beta, states, slots.int(), slots)
     gaps = states.new_empty(3, VALUE_HEADS, KEY_DIM, 2 * VALUE_DIM)[..., :VALUE_DIM]
     with pytest.raises(ValueError, match="a layer's heads must be contiguous"):
