@@ -55,6 +55,12 @@ def plainly_normalised(x, weight, mean_square, eps, dtype: tl.constexpr):
 
 
 @triton.jit
+def offset_normalised(x, weight, mean_square, eps):
+    """As `plainly_normalised`, of the rounding points of `offset`: nothing is rounded before the caller does."""
+    return x * tl.rsqrt(mean_square + eps) * (1.0 + weight)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr,
     y_ptr,
@@ -82,7 +88,7 @@ def _rms_norm_kernel(
         x = x.to(tl.float32)
     mean_square = tl.sum(x * x, 0) / D
     if OFFSET:
-        normed = x * tl.rsqrt(mean_square + eps) * (1.0 + weight)
+        normed = offset_normalised(x, weight, mean_square, eps)
     else:
         normed = plainly_normalised(x, weight, mean_square, eps, dtype)
     tl.store(out_ptr + row * D + d, normed.to(out_ptr.dtype.element_ty), mask=inside)

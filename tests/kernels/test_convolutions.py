@@ -60,7 +60,7 @@ def pool_of(history: torch.Tensor) -> torch.Tensor:
 def convolve(
     x: torch.Tensor, history: torch.Tensor, weight: torch.Tensor, by: str = "kernel"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [B, T, C], `history` [B, C, n - 1] -> what the operator fills. x comes as a part of wider rows, as projections
+    """`x` [B, T, C], `history` [B, C, n - 1] -> what the operator fills. x is a part of wider rows, as projections
     leave it; the pool must stay as it was."""
     run = short_convolution_triton if by == "kernel" else short_convolution_reference
     pool = pool_of(history[None])

@@ -309,6 +309,24 @@ def test_after_fold_the_next_column_has_the_bits_that_it_had_in_the_block(
         assert torch.equal(again, outputs[:, count:]), f"N = {count}"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_card_fold_verification_and_prefill_have_the_same_bits_at_the_official_geometry(
+    dtype: torch.dtype,
+) -> None:
+    dims = (128, 128)
+    block, state = extreme(random_block(2, 16, 21, (16, 48), dims), "tiny keys"), random_state(2, 22, 48, dims)
+    block = replace(block, q=block.q.to(dtype), k=block.k.to(dtype), v=block.v.to(dtype))
+    outputs = block.verify(state)
+    for count in range(1, 17):
+        folded = block.fold(state, torch.full((2,), count))
+        prefilled, after = block.columns(0, count).prefill(state)
+        assert torch.equal(folded, after), f"N = {count}"
+        assert torch.equal(prefilled, outputs[:, :count]), f"N = {count}"
+        if count < 16:
+            assert torch.equal(block.columns(count).verify(folded), outputs[:, count:]), f"N = {count}"
+
+
 @both
 def test_folding_in_two_steps_has_the_bits_of_folding_in_one(by: str) -> None:
     block, state = random_block(2, 12, seed=12), random_state(2)
