@@ -343,6 +343,19 @@ def test_fold_is_the_serial_recurrence_over_the_first_records(count: int, by: st
 
 
 @both
+def test_all_layers_are_folded_at_once_each_by_its_own_records(by: str) -> None:
+    blocks = [random_block(2, 4, seed=30 + layer) for layer in range(3)]
+    states = [random_state(2, seed=40 + layer) for layer in range(3)]
+    mixed, g, beta = (torch.stack(parts) for parts in zip(*(block.there() for block in blocks), strict=True))
+    pool = torch.stack(states, dim=1).flip(0).contiguous().to(DEVICE)
+    run = gdn.fold_triton if by == KERNEL else gdn.fold_reference
+    slots, counts = (torch.tensor(x, device=DEVICE) for x in ([1, 0], [3, 1]))
+    run(gdn.Records(mixed, mixed, g, beta), pool, slots, counts)
+    for layer, (block, state) in enumerate(zip(blocks, states, strict=True)):
+        assert torch.equal(pool.cpu()[[1, 0], layer], block.fold(state, counts.cpu(), by))
+
+
+@both
 def test_fold_of_nothing_returns_the_state_bit_by_bit(by: str) -> None:
     block, state = random_block(3, 4, seed=14), random_state(3)
     state[0, 0, 0, :8] = torch.tensor([-0.0, 1e-45, 3e38, float("inf"), 0.0, 1.0, -1e-45, 2.0])

@@ -116,8 +116,10 @@ def test_the_kernels_round_where_the_references_do() -> None:
 @each_form
 def test_the_kernel_takes_rows_of_any_stride(kernel: Norm, reference: Norm) -> None:
     x, _, weight = inputs(torch.float32)
-    wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=-1)[:, :3, :96].to(DEVICE)
-    oracles.close(kernel(wide, weight.to(DEVICE), EPS).cpu(), reference(x[:, :3], weight, EPS), 1e-6)
+    x = x[:, :3]
+    wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=-1).to(DEVICE)[..., :96]
+    for rows, expected in ((wide, x), (wide.transpose(0, 1), x.transpose(0, 1))):  # of two strides, the second time
+        oracles.close(kernel(rows, weight.to(DEVICE), EPS).cpu(), reference(expected, weight, EPS), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
