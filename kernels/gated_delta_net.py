@@ -1,4 +1,4 @@
-"""The gated delta rule: chunked prefill, verification with records, and Fold.
+"""The gated delta rule: verification with records, Fold, and prefill.
 
 State S [Dk, Dv], FP32, one a value head. Value head h uses the q and k of head h // (Hv / Hk).
 
@@ -7,117 +7,143 @@ State S [Dk, Dv], FP32, one a value head. Value head h uses the q and k of head 
     u  = beta (v - S^T k)              then read
     S <- S + k u^T                     then the rank-1 update
     y  = S^T q
-    g  = -exp(A_log) softplus(a + dt_bias)        beta = sigmoid(b)         both FP32
+    g, beta                            FP32, of `kernels/delta_gates.py`
 
-Verification runs this column by column from the committed state without changing it, and records raw k, raw v, g and
-beta of each column. Fold replays the first N records with the very same function, so that its state is bit-equal to the
-one that the verification had after column N - 1; N = 0 changes nothing. Records cost 2 Dk + 2 Dv + 2 floats a head
-and column, where K + 1 copies of the state would cost Dk Dv each.
+Verification runs this column by column from the committed state without changing it, and keeps what it used of each
+column: raw q, k and v, g and beta. Fold replays the first N records with the very same step, so that its state is
+bit-equal to the one that the verification had after column N - 1; N = 0 changes nothing. K + 1 copies of the state
+would cost Dk Dv floats a head and column instead.
 
-Prefill evaluates the same recurrence in chunks of 64 columns (a triangular solve a chunk); it differs from the serial
-form by rounding only.
+On a card, one kernel is all three: its step, its tiles of the state and its order of additions do not know which one
+runs, how many columns or rows there are, or where a slice of a prompt was cut. A prompt in pieces has the bits of a
+prompt in one piece there, and a committed round those of a prefill of its tokens. The reference of prefill evaluates
+the recurrence in chunks of 64 columns instead (a triangular solve a chunk), and differs from the serial form by
+rounding only.
 
 Source: specification (records, Fold); Yang et al. 2024, "Gated Delta Networks" and "Parallelizing linear transformers
 with the delta rule" for the chunked form.
 """
+
+# Triton does not declare its launch options.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+
+from kernels.gated_delta_net_kernels import NORM_EPS, recurrence_kernel
+from kernels.launch_checks import require, require_contiguous, require_head_dim
 
 CHUNK = 64
-_NORM_EPS = 1e-6
+# Of S, one warp holds so many elements: 64 a thread, of 255 registers. It depends on nothing but Dk, because the order
+# of additions does.
+_TILE_ELEMENTS = 2048
 
 
 @dataclass(frozen=True)
 class Records:
-    """What Fold needs of one layer's verification: `k` [B, W, Hk, Dk], `v` [B, W, Hv, Dv] raw, in the model's dtype;
-    `g`, `beta` FP32 [B, W, Hv]; `columns` [B, W, C], the projected convolution inputs."""
+    """What Fold needs of a verification's L layers: `mixed` [L, B, T, C], raw q | k | v after the short convolution,
+    and its inputs `columns` [L, B, T, C], in the model's dtype; `g`, `beta` FP32 [L, B, T, Hv]."""
 
-    k: torch.Tensor
-    v: torch.Tensor
+    mixed: torch.Tensor
+    columns: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
-    columns: torch.Tensor
 
-
-def gates(
-    a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`a`, `b` [B, T, Hv], `a_log`, `dt_bias` [Hv] -> (g, beta), FP32 [B, T, Hv]."""
-    return -a_log.float().exp() * F.softplus(a.float() + dt_bias.float()), b.float().sigmoid()
+    @classmethod
+    def empty(
+        cls,
+        layers: int,
+        batch: int,
+        width: int,
+        channels: int,
+        heads: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Records:
+        mixed, columns = (torch.empty(layers, batch, width, channels, dtype=dtype, device=device) for _ in range(2))
+        g, beta = (torch.empty(layers, batch, width, heads, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(mixed, columns, g, beta)
 
 
 def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
     """L2-normalises [..., Hk, D] in FP32 and repeats each head for its group of value heads -> [..., heads, D]."""
     x32 = x.float()
-    x32 = x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + _NORM_EPS)
+    x32 = x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + NORM_EPS.value)
     return x32.repeat_interleave(heads // x.shape[-2], dim=-2)
 
 
-def _step(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """One column of the recurrence: `state` [B, Hv, Dk, Dv], `k` unit [B, Hv, Dk], `v` FP32 [B, Hv, Dv], `g`, `beta`
-    [B, Hv] -> the next state. Verification and Fold both call this and nothing else, which is what makes them equal."""
+def _split(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`mixed` [..., C] -> unit q / sqrt(Dk) and unit k [..., Hv, Dk], v [..., Hv, Dv], FP32."""
+    heads, key_dim, value_dim = states.shape[-3:]
+    keys = (mixed.shape[-1] - heads * value_dim) // 2
+    q, k, v = mixed.split((keys, keys, heads * value_dim), dim=-1)
+    q, k = (_unit(x.unflatten(-1, (-1, key_dim)), heads) for x in (q, k))
+    return q * key_dim**-0.5, k, v.unflatten(-1, (heads, value_dim)).float()
+
+
+def _step_reference(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """One column of the recurrence: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk], `v` FP32 [..., Hv, Dv], `g`,
+    `beta` [..., Hv] -> the next state. Verification and Fold both call this and nothing else, which is what makes them
+    equal."""
     state = state * g.exp()[..., None, None]
     read = (state * k[..., :, None]).sum(-2)
     u = beta[..., None] * (v - read)
     return state + k[..., :, None] * u[..., None, :]
 
 
-def verify(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+def _live(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    return torch.arange(mixed.shape[1], device=mixed.device) < valid[:, None]
+
+
+def verify_reference(
+    mixed: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
-    state: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
     valid: torch.Tensor,
 ) -> torch.Tensor:
-    """Outputs of up to W columns from the committed `state` FP32 [B, Hv, Dk, Dv], which is not changed.
-
-    `q`, `k` [B, W, Hk, Dk], `v` [B, W, Hv, Dv], `g`, `beta` FP32 [B, W, Hv], `valid` int64 [B] -> [B, W, Hv, Dv] in
-    v's dtype. Columns at or beyond valid[b] are exact zeros.
-    """
-    heads = v.shape[-2]
-    q32, k32, v32 = _unit(q, heads) * q.shape[-1] ** -0.5, _unit(k, heads), v.float()
-    outputs: list[torch.Tensor] = []
-    for i in range(v.shape[1]):
-        state = _step(state, k32[:, i], v32[:, i], g[:, i], beta[:, i])
-        outputs.append((state * q32[:, i, :, :, None]).sum(-2))
-    out = torch.stack(outputs, dim=1)
-    live = torch.arange(v.shape[1], device=v.device) < valid[:, None]
-    return out.masked_fill(~live[..., None, None], 0.0).to(v.dtype)
+    q, k, v = _split(mixed, states)
+    state, outputs = states[slots], torch.empty_like(v)
+    for i in range(mixed.shape[1]):
+        state = _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
+        outputs[:, i] = (state * q[:, i, :, :, None]).sum(-2)
+    return outputs.masked_fill(~_live(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
 
 
-def fold(records: Records, state: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The state after the first counts[b] recorded columns: `state` FP32 [B, Hv, Dk, Dv], `counts` int64 [B] ->
-    FP32 [B, Hv, Dk, Dv]. counts[b] = 0 returns row b unchanged; records at or beyond counts[b] are not used."""
-    heads = records.v.shape[-2]
-    k32, v32 = _unit(records.k, heads), records.v.float()
+def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
+    _, k, v = _split(records.mixed, states)
+    state = states[slots].transpose(0, 1)
     for i in range(int(counts.max())):
-        after = _step(state, k32[:, i], v32[:, i], records.g[:, i], records.beta[:, i])
+        after = _step_reference(state, k[:, :, i], v[:, :, i], records.g[:, :, i], records.beta[:, :, i])
         state = torch.where((i < counts)[:, None, None, None], after, state)
-    return state
+    states[slots] = state.transpose(0, 1)
 
 
-def prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All T columns, in chunks: shapes as in `verify`, every column live -> ([B, T, Hv, Dv] in v's dtype, new state).
-
-    With G_t = exp(g_1 + .. + g_t) inside a chunk and the state S at its start, the corrections U solve
+def prefill_reference(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    """With G_t = exp(g_1 + .. + g_t) inside a chunk and the state S at its start, the corrections U solve
     (I + L) U = beta (V - G (K S)), L_ti = beta_t (G_t / G_i) (k_t . k_i) for i < t.
     """
-    heads = v.shape[-2]
-    q32, k32 = (_unit(q, heads) * q.shape[-1] ** -0.5).transpose(1, 2), _unit(k, heads).transpose(1, 2)
-    v32, g, beta = v.float().transpose(1, 2), g.transpose(1, 2), beta.transpose(1, 2)
-    outputs: list[torch.Tensor] = []
-    for start in range(0, v.shape[1], CHUNK):
+    dead = ~_live(mixed, valid)[..., None]
+    # a column that neither decays nor writes
+    g, beta = (x.masked_fill(dead, 0.0).transpose(1, 2) for x in (g, beta))
+    q, k, v = (x.transpose(1, 2) for x in _split(mixed.masked_fill(dead, 0.0), states))
+    state, outputs = states[slots], torch.empty_like(v)
+    for start in range(0, mixed.shape[1], CHUNK):
         piece = slice(start, start + CHUNK)
-        qc, kc, vc, bc = q32[:, :, piece], k32[:, :, piece], v32[:, :, piece], beta[:, :, piece, None]
+        qc, kc, vc, bc = q[:, :, piece], k[:, :, piece], v[:, :, piece], beta[:, :, piece, None]
         log_decay = g[:, :, piece].cumsum(-1)
         decay = log_decay.exp()[..., None]
         # exp of a difference that is at most 0 on and below the diagonal; the rest is masked before exp can overflow
@@ -125,7 +151,139 @@ def prefill(
         lower = (bc * between * (kc @ kc.transpose(-1, -2))).tril(-1)
         right = bc * (vc - decay * (kc @ state))
         u = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-        outputs.append(decay * (qc @ state) + ((qc @ kc.transpose(-1, -2)) * between) @ u)
+        outputs[:, :, piece] = decay * (qc @ state) + ((qc @ kc.transpose(-1, -2)) * between) @ u
         to_end = (log_decay[..., -1:] - log_decay).exp()[..., None]
         state = state * decay[..., -1:, :] + (kc * to_end).transpose(-1, -2) @ u
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(v.dtype), state
+    states[slots] = state
+    return outputs.transpose(1, 2).masked_fill(dead[..., None], 0.0).to(mixed.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ launch
+
+
+def _launch(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    answers: bool,
+    advances: bool,
+) -> torch.Tensor:
+    """`mixed` [L, B, T, C], `g`, `beta` [L, B, T, Hv], `states` [slots, L, Hv, Dk, Dv] -> y [L, B, T, Hv, Dv], of
+    which nothing is written unless the kernel `answers`."""
+    layers, batch, width, channels = mixed.shape
+    heads, key_dim, value_dim = states.shape[2:]
+    key_heads, rest = divmod(channels - heads * value_dim, 2 * key_dim)
+    if key_heads < 1 or rest or heads % key_heads:
+        raise ValueError(
+            f"mixed: {channels} channels, must be those of {heads} heads of v ({value_dim} each) and of q and k heads "
+            f"({key_dim} each) whose number divides {heads}"
+        )
+    require_head_dim("states", key_dim)
+    require_head_dim("states", value_dim)
+    require_contiguous("mixed", mixed, (layers, batch, width, channels), torch.float32, torch.bfloat16)
+    for name, gate in (("g", g), ("beta", beta)):
+        require_contiguous(name, gate, (layers, batch, width, heads), torch.float32)
+    require("states", states, (states.shape[0], layers, heads, key_dim, value_dim), torch.float32)
+    if not states[:1, :1].is_contiguous():
+        raise ValueError(f"states: strides {states.stride()}, a layer's heads must be contiguous")
+    require_contiguous("slots", slots, (batch,), torch.int64)
+    require_contiguous("counts", counts, (batch,), torch.int64)
+    shape = (layers, batch, width, heads, value_dim)
+    out = torch.empty(shape, dtype=mixed.dtype, device=mixed.device) if answers else mixed
+    if mixed.numel():
+        tile = min(max(_TILE_ELEMENTS // key_dim, 4), value_dim)
+        recurrence_kernel[(heads * (value_dim // tile), batch, layers)](
+            mixed,
+            g,
+            beta,
+            states,
+            slots,
+            counts,
+            out,
+            width,
+            states.stride(0),
+            states.stride(1),
+            key_dim**-0.5,
+            KEY_HEADS=key_heads,
+            HEADS=heads,
+            KEY_DIM=key_dim,
+            VALUE_DIM=value_dim,
+            TILE=tile,
+            ANSWERS=answers,
+            ADVANCES=advances,
+            num_warps=1,
+        )
+    return out
+
+
+def verify_triton(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    one_layer = mixed[None], g[None], beta[None], states[:, None]
+    return _launch(*one_layer, slots, valid, answers=True, advances=False)[0]
+
+
+def fold_triton(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
+    _launch(records.mixed, records.g, records.beta, states, slots, counts, answers=False, advances=True)
+
+
+def prefill_triton(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    one_layer = mixed[None], g[None], beta[None], states[:, None]
+    return _launch(*one_layer, slots, valid, answers=True, advances=True)[0]
+
+
+# ------------------------------------------------------------------------------------------------ public
+
+
+def verify(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    """Outputs of up to W columns from the committed states, which are not changed.
+
+    `mixed` [B, W, C], q | k | v of Hk, Hk and Hv heads; `g`, `beta` FP32 [B, W, Hv]; `states` FP32 [slots, Hv, Dk, Dv];
+    `slots`, `valid` int64 [B] -> [B, W, Hv, Dv] in mixed's dtype. Columns at or beyond valid[b] are exact zeros.
+    """
+    run = verify_triton if mixed.is_cuda else verify_reference
+    return run(mixed, g, beta, states, slots, valid)
+
+
+def fold(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
+    """Moves `states` FP32 [slots, L, Hv, Dk, Dv] over the first counts[b] recorded columns, in place.
+
+    `slots` (distinct), `counts` int64 [B]. counts[b] = 0 touches no byte; records at or beyond counts[b] are not read.
+    """
+    run = fold_triton if records.mixed.is_cuda else fold_reference
+    run(records, states, slots, counts)
+
+
+def prefill(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    """As `verify` with any number of columns, and `states` move over the live ones, in place."""
+    run = prefill_triton if mixed.is_cuda else prefill_reference
+    return run(mixed, g, beta, states, slots, valid)

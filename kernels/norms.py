@@ -6,8 +6,8 @@
 
 The mean is over the last axis, in FP32. Rounding points: `plain` and the inner norm of `gated` round the normalised
 value to x's dtype before the gain is applied; `offset` applies the gain in FP32 and rounds once; `gated` multiplies by
-the gate in FP32 and rounds once at the end. `add_plain_rms_norm` rounds the sum, which is the residual, and normalises
-the rounded one.
+the gate in FP32 and rounds once at the end. The forms that add first round the sum, which is the residual, and
+normalise the rounded one.
 
 Source: specification ("plain_rmsnorm"), decision 10.
 """
@@ -17,12 +17,14 @@ Source: specification ("plain_rmsnorm"), decision 10.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.launch_checks import require
+from kernels.launch_checks import require, require_contiguous
 
 
 def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,13 +36,11 @@ def plain_rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) 
     return weight * _normalise(x, eps).to(x.dtype)
 
 
-def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` [..., D], `weight` [D], gain 1 + weight -> [..., D] in x's dtype."""
+def offset_rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (_normalise(x, eps) * (1.0 + weight.float())).to(x.dtype)
 
 
-def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x`, `gate` [..., D], `weight` [D] -> [..., D] in x's dtype. Normalisation comes before the gate."""
+def gated_rms_norm_reference(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     normed = plain_rms_norm_reference(x, weight, eps)
     return (normed.float() * F.silu(gate.float())).to(x.dtype)
 
@@ -55,7 +55,13 @@ def plainly_normalised(x, weight, mean_square, eps, dtype: tl.constexpr):
 
 
 @triton.jit
-def _plain_rms_norm_kernel(
+def offset_normalised(x, weight, mean_square, eps):
+    """As `plainly_normalised`, of the rounding points of `offset`: nothing is rounded before the caller does."""
+    return x * tl.rsqrt(mean_square + eps) * (1.0 + weight)
+
+
+@triton.jit
+def _rms_norm_kernel(
     x_ptr,
     y_ptr,
     weight_ptr,
@@ -67,6 +73,7 @@ def _plain_rms_norm_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -79,21 +86,66 @@ def _plain_rms_norm_kernel(
         x = (x + tl.load(y_ptr + row * y_stride + d, mask=inside, other=0.0).to(tl.float32)).to(dtype)
         tl.store(sum_ptr + row * D + d, x, mask=inside)
         x = x.to(tl.float32)
-    normed = plainly_normalised(x, weight, tl.sum(x * x, 0) / D, eps, dtype)
+    mean_square = tl.sum(x * x, 0) / D
+    if OFFSET:
+        normed = offset_normalised(x, weight, mean_square, eps)
+    else:
+        normed = plainly_normalised(x, weight, mean_square, eps, dtype)
     tl.store(out_ptr + row * D + d, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _launch(x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, total: torch.Tensor | None, eps: float):
+@triton.jit
+def _gated_rms_norm_kernel(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    gate_row,
+    gate_head,
+    heads,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Program (row, tile of heads): `x`, `out` [rows, heads, D] without gaps."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, BLOCK)[None, :]
+    inside = (head < heads) & (d < D)
+    at = (row * heads + head) * D + d
+    x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_row + head * gate_head + d, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    mean_square = tl.sum(x * x, 1)[:, None] / D
+    normed = plainly_normalised(x, weight, mean_square, eps, dtype).to(dtype).to(tl.float32)
+    tl.store(out_ptr + at, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------ launch
+
+
+def _launch(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    weight: torch.Tensor,
+    total: torch.Tensor | None,
+    eps: float,
+    offset: bool,
+) -> torch.Tensor:
     """One program a row, `total` = x + y [..., D] filled where y is given -> the norm [..., D]."""
     width = x.shape[-1]
     require("weight", weight, (width,), torch.float32, torch.bfloat16)
     require("x", x, tuple(x.shape), torch.float32, torch.bfloat16)
-    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
+    dtype = x.dtype if offset else torch.promote_types(x.dtype, weight.dtype)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows = x.reshape(-1, width)
     added = rows if y is None else y.reshape(-1, width)
     block = triton.next_power_of_2(width)
     if rows.shape[0]:
-        _plain_rms_norm_kernel[(rows.shape[0],)](
+        _rms_norm_kernel[(rows.shape[0],)](
             rows,
             added,
             weight,
@@ -105,21 +157,65 @@ def _launch(x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, total
             D=width,
             BLOCK=block,
             ADDS=y is not None,
+            OFFSET=offset,
             num_warps=min(max(block // 512, 1), 8),
         )
     return out
 
 
+def _launch_after_adding(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, offset: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    require("y", y, tuple(x.shape), x.dtype)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return total, _launch(x, y, weight, total, eps, offset)
+
+
 def plain_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, None, weight, None, eps)
+    return _launch(x, None, weight, None, eps, offset=False)
+
+
+def offset_rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, None, weight, None, eps, offset=True)
 
 
 def add_plain_rms_norm_triton(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    require("y", y, tuple(x.shape), x.dtype)
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return total, _launch(x, y, weight, total, eps)
+    return _launch_after_adding(x, y, weight, eps, offset=False)
+
+
+def add_offset_rms_norm_triton(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _launch_after_adding(x, y, weight, eps, offset=True)
+
+
+def gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    *lead, heads, width = x.shape
+    require_contiguous("x", x, tuple(x.shape), torch.float32, torch.bfloat16)
+    require("gate", gate, tuple(x.shape), x.dtype)
+    require("weight", weight, (width,), x.dtype)
+    out = torch.empty_like(x)
+    if x.numel():
+        rows, block = math.prod(lead), triton.next_power_of_2(width)
+        gate = gate.reshape(rows, heads, width)
+        per_program = max(1, min(1024 // block, triton.next_power_of_2(heads)))
+        _gated_rms_norm_kernel[(rows, triton.cdiv(heads, per_program))](
+            x,
+            gate,
+            weight,
+            out,
+            gate.stride(0),
+            gate.stride(1),
+            heads,
+            eps,
+            D=width,
+            BLOCK=block,
+            HEADS=per_program,
+            num_warps=4,
+        )
+    return out
 
 
 # ------------------------------------------------------------------------------------------------ public
@@ -131,6 +227,12 @@ def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return norm(x, weight, eps)
 
 
+def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x` [..., D], `weight` [D], gain 1 + weight -> [..., D] in x's dtype."""
+    norm = offset_rms_norm_triton if x.is_cuda else offset_rms_norm_reference
+    return norm(x, weight, eps)
+
+
 def add_plain_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,3 +241,20 @@ def add_plain_rms_norm(
         return add_plain_rms_norm_triton(x, y, weight, eps)
     total = x + y
     return total, plain_rms_norm_reference(total, weight, eps)
+
+
+def add_offset_rms_norm(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x`, `y` [..., D] of one dtype, `weight` [D] -> (x + y, its offset norm), [..., D] each."""
+    if x.is_cuda:
+        return add_offset_rms_norm_triton(x, y, weight, eps)
+    total = x + y
+    return total, offset_rms_norm_reference(total, weight, eps)
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x`, `gate` [..., heads, D], `weight` [D] of one dtype -> [..., heads, D] in it. Normalisation comes before the
+    gate, whose rows may have any stride."""
+    norm = gated_rms_norm_triton if x.is_cuda else gated_rms_norm_reference
+    return norm(x, gate, weight, eps)

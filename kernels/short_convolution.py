@@ -1,32 +1,221 @@
 """Depthwise causal convolution over the projected q, k, v of a gated delta net layer, followed by SiLU.
 
-    out[t, c] = SiLU(sum_j w[c, j] x[t - (n - 1) + j, c])        n taps; rows before the chunk come from the history
+    out[t, c] = SiLU(sum_j w[c, j] x[t - (n - 1) + j, c])        n taps; rows before the first come from the history
 
-The history is the last n - 1 projected columns before the frontier, oldest first. Nothing is written here: prefill and
-commit take the new history with `advance_history`, which is an exact gather of columns.
+The history is the last n - 1 projected columns before the frontier, oldest first. `short_convolution` does not move it:
+it copies its inputs into `columns`, from which prefill and commit take the new history with `advance_histories`, an
+exact gather. Sums and SiLU are FP32, and are rounded once.
 
 Source: specification (Fold, convolution history); research of the target's layer.
 """
+
+# Triton declares neither its launch options nor what constexpr parameters take.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.launch_checks import require, require_contiguous
+
+_CHANNELS = 256
+_COLUMNS = 4
 
 
-def short_convolution(x: torch.Tensor, history: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x` [B, T, C], `history` [B, C, n - 1], `weight` [C, n] -> [B, T, C] in x's dtype."""
-    columns = torch.cat((history.to(x.dtype), x.transpose(1, 2)), dim=-1)
-    out = F.conv1d(columns, weight[:, None, :], groups=weight.shape[0])
-    return F.silu(out).transpose(1, 2)
+def short_convolution_reference(
+    x: torch.Tensor,
+    histories: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    columns: torch.Tensor,
+) -> None:
+    line = torch.cat((histories[slots].float(), x.transpose(1, 2).float()), dim=-1)
+    convolved = F.conv1d(line, weight.float()[:, None, :], groups=weight.shape[0])
+    out.copy_(F.silu(convolved).transpose(1, 2))
+    columns.copy_(x)
 
 
-def advance_history(history: torch.Tensor, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The history after the first counts[b] columns of `x` [B, T, C]: last n - 1 of (history || accepted columns).
+def advance_histories_reference(
+    histories: torch.Tensor, slots: torch.Tensor, columns: torch.Tensor, counts: torch.Tensor
+) -> None:
+    history = histories[slots]
+    line = torch.cat((history, columns.permute(1, 0, 3, 2).to(history.dtype)), dim=-1)
+    index = counts[:, None] + torch.arange(history.shape[-1], device=line.device)
+    histories[slots] = line.gather(-1, index[:, None, None, :].expand(*history.shape))
 
-    `history` [B, C, n - 1], `counts` int64 [B] -> [B, C, n - 1] in history's dtype. counts[b] = 0 returns it unchanged.
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+@triton.jit
+def _short_convolution_kernel(
+    x_ptr,
+    histories_ptr,
+    slots_ptr,
+    weight_ptr,
+    out_ptr,
+    columns_ptr,
+    width,
+    channels,
+    x_row,
+    x_column,
+    slot_stride,
+    TAPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Program (tile of channels, tile of columns, b)."""
+    batch = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    t = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    exists = (c < channels)[None, :]
+    x = x_ptr + batch * x_row + c[None, :]
+    history = histories_ptr + tl.load(slots_ptr + batch) * slot_stride + c[None, :] * (TAPS - 1)
+    at = (batch * width + t) * channels + c[None, :]
+    total = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    for tap in tl.static_range(TAPS):
+        source = t - (TAPS - 1) + tap
+        inside = exists & (source < width)
+        new = tl.load(x + source.to(tl.int64) * x_column, mask=inside & (source >= 0), other=0.0)
+        old = tl.load(history + source + (TAPS - 1), mask=inside & (source < 0), other=0.0)
+        if tap == TAPS - 1:
+            tl.store(columns_ptr + at, new, mask=inside)
+        weight = tl.load(weight_ptr + c * TAPS + tap, mask=c < channels, other=0.0).to(tl.float32)
+        total += weight[None, :] * tl.where(source < 0, old.to(tl.float32), new.to(tl.float32))
+    out = total / (1.0 + tl.exp(-total))
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=exists & (t < width))
+
+
+@triton.jit
+def _advance_histories_kernel(
+    histories_ptr,
+    slots_ptr,
+    columns_ptr,
+    counts_ptr,
+    width,
+    channels,
+    slot_stride,
+    layer_stride,
+    TAPS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Program (tile of channels, b, layer)."""
+    batch, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    count = tl.load(counts_ptr + batch).to(tl.int32)
+    if count <= 0:
+        return
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[:, None]
+    place = tl.arange(0, PADDED)[None, :]
+    inside = (c < channels) & (place < TAPS - 1)
+    history = histories_ptr + tl.load(slots_ptr + batch) * slot_stride + layer * layer_stride + c * (TAPS - 1)
+    columns = columns_ptr + (layer * tl.num_programs(1) + batch) * width * channels + c
+    source = count + place
+    old = tl.load(history + source, mask=inside & (source < TAPS - 1), other=0.0)
+    column = (source - (TAPS - 1)).to(tl.int64)
+    new = tl.load(columns + column * channels, mask=inside & (source >= TAPS - 1), other=0.0)
+    moved = tl.where(source < TAPS - 1, old, new.to(old.dtype))
+    tl.debug_barrier()  # a place is written by one thread and read by another
+    tl.store(history + place, moved, mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------ launch
+
+
+def _check_histories(histories: torch.Tensor, layers: int, channels: int, taps: int) -> None:
+    require("histories", histories, (histories.shape[0], layers, channels, taps - 1), torch.float32, torch.bfloat16)
+    if not histories[:1, :1].is_contiguous():
+        raise ValueError(f"histories: strides {histories.stride()}, a layer's channels must be contiguous")
+
+
+def short_convolution_triton(
+    x: torch.Tensor,
+    histories: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    columns: torch.Tensor,
+) -> None:
+    (batch, width, channels), taps = x.shape, weight.shape[-1]
+    require("x", x, (batch, width, channels), torch.float32, torch.bfloat16)
+    _check_histories(histories[:, None], 1, channels, taps)
+    require_contiguous("slots", slots, (batch,), torch.int64)
+    require_contiguous("weight", weight, (channels, taps), torch.float32, torch.bfloat16)
+    for name, written in (("out", out), ("columns", columns)):
+        require_contiguous(name, written, (batch, width, channels), x.dtype)
+    if x.numel():
+        _short_convolution_kernel[(triton.cdiv(channels, _CHANNELS), triton.cdiv(width, _COLUMNS), batch)](
+            x,
+            histories,
+            slots,
+            weight,
+            out,
+            columns,
+            width,
+            channels,
+            x.stride(0),
+            x.stride(1),
+            histories.stride(0),
+            TAPS=taps,
+            COLUMNS=_COLUMNS,
+            CHANNELS=_CHANNELS,
+            num_warps=4,
+        )
+
+
+def advance_histories_triton(
+    histories: torch.Tensor, slots: torch.Tensor, columns: torch.Tensor, counts: torch.Tensor
+) -> None:
+    layers, batch, width, channels = columns.shape
+    taps = histories.shape[-1] + 1
+    require_contiguous("columns", columns, (layers, batch, width, channels), torch.float32, torch.bfloat16)
+    _check_histories(histories, layers, channels, taps)
+    require_contiguous("slots", slots, (batch,), torch.int64)
+    require_contiguous("counts", counts, (batch,), torch.int64)
+    if columns.numel():
+        _advance_histories_kernel[(triton.cdiv(channels, _CHANNELS), batch, layers)](
+            histories,
+            slots,
+            columns,
+            counts,
+            width,
+            channels,
+            histories.stride(0),
+            histories.stride(1),
+            TAPS=taps,
+            PADDED=triton.next_power_of_2(taps - 1),
+            CHANNELS=_CHANNELS,
+            num_warps=4,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ public
+
+
+def short_convolution(
+    x: torch.Tensor,
+    histories: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    columns: torch.Tensor,
+) -> None:
+    """`x` [B, T, C], `histories` [slots, C, n - 1], `slots` int64 [B], `weight` [C, n]; fills `out` and `columns`
+    [B, T, C] in x's dtype, with the convolution and with x."""
+    run = short_convolution_triton if x.is_cuda else short_convolution_reference
+    run(x, histories, slots, weight, out, columns)
+
+
+def advance_histories(
+    histories: torch.Tensor, slots: torch.Tensor, columns: torch.Tensor, counts: torch.Tensor
+) -> None:
+    """Moves `histories` [slots, L, C, n - 1] over the first counts[b] of `columns` [L, B, T, C], in place.
+
+    `slots` (distinct), `counts` int64 [B]. counts[b] = 0 touches no byte; columns at or beyond counts[b] are not used.
     """
-    taps = history.shape[-1]
-    columns = torch.cat((history, x.transpose(1, 2).to(history.dtype)), dim=-1)
-    index = counts[:, None] + torch.arange(taps, device=x.device)
-    return columns.gather(-1, index[:, None, :].expand(-1, columns.shape[1], -1))
+    run = advance_histories_triton if columns.is_cuda else advance_histories_reference
+    run(histories, slots, columns, counts)

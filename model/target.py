@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels import gated_delta_net as gdn
+from kernels.delta_gates import gates
 from kernels.head import head_scores
-from kernels.norms import gated_rms_norm, offset_rms_norm
+from kernels.norms import add_offset_rms_norm, gated_rms_norm, offset_rms_norm
 from kernels.paged_attention import paged_attention, write_pages
 from kernels.rotary import apply_rotary
-from kernels.short_convolution import advance_history, short_convolution
+from kernels.short_convolution import advance_histories, short_convolution
 from model.config import TargetConfig
 from model.mlp import DenseMlp, MoeMlp, read_mlp, run_mlp
 from model.reader import WeightReader
@@ -61,11 +62,11 @@ class Columns:
 @dataclass(frozen=True)
 class Forward:
     """`hidden` [B, T, H] after the final norm; `features` [B, T, n H], the tapped residuals in tap order (None without
-    taps); `records`, one a GDN layer, after `verify` only."""
+    taps); `records` of all GDN layers after `verify`, of none after `prefill`."""
 
     hidden: torch.Tensor
     features: torch.Tensor | None
-    records: tuple[gdn.Records, ...] = ()
+    records: gdn.Records
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,10 @@ class Target:
         """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records."""
         return self._forward(columns, state, taps, advance=False)
 
-    def commit(
-        self, records: tuple[gdn.Records, ...], counts: torch.Tensor, slots: torch.Tensor, state: TargetState
-    ) -> None:
+    def commit(self, records: gdn.Records, counts: torch.Tensor, slots: torch.Tensor, state: TargetState) -> None:
         """Folds the first counts[b] recorded columns into the images `slots`; counts[b] = 0 changes nothing."""
-        for layer, record in enumerate(records):
-            state.recurrent[slots, layer] = gdn.fold(record, state.recurrent[slots, layer], counts)
-            state.history[slots, layer] = advance_history(state.history[slots, layer], record.columns, counts)
+        gdn.fold(records, state.recurrent, slots, counts)
+        advance_histories(state.history, slots, records.columns, counts)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
@@ -175,25 +173,29 @@ class Target:
         x = F.embedding(columns.token_ids, self.embedding)
         tables = self.rotary.tables(columns.positions)
         tapped: dict[int, torch.Tensor] = {}
-        records: list[gdn.Records] = []
+        records = self._new_records(columns, 1 if advance else len(config.gdn_layers))
+        next_norms = (*(block.input_norm for block in self.blocks[1:]), self.final_norm)
         full_layers = delta_layers = 0
-        for i, block in enumerate(self.blocks):
-            n = offset_rms_norm(x, block.input_norm, config.rms_norm_eps)
+        n = offset_rms_norm(x, self.blocks[0].input_norm, config.rms_norm_eps)
+        for i, (block, next_norm) in enumerate(zip(self.blocks, next_norms, strict=True)):
             if isinstance(block.mixer, AttentionWeights):
-                x = x + self._attention(block.mixer, n, columns, tables, state, full_layers)
+                y = self._attention(block.mixer, n, columns, tables, state, full_layers)
                 full_layers += 1
             else:
-                y, record = self._delta_net(block.mixer, n, columns, state, delta_layers, advance)
-                x = x + y
+                y = self._delta_net(block.mixer, n, columns, state, delta_layers, records, advance)
                 delta_layers += 1
-                records.append(record)
-            m = offset_rms_norm(x, block.post_norm, config.rms_norm_eps)
-            x = x + run_mlp(block.mlp, m)
+            x, m = add_offset_rms_norm(x, y, block.post_norm, config.rms_norm_eps)
+            x, n = add_offset_rms_norm(x, run_mlp(block.mlp, m), next_norm, config.rms_norm_eps)
             if i in taps:
                 tapped[i] = x
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
-        hidden = offset_rms_norm(x, self.final_norm, config.rms_norm_eps)
-        return Forward(hidden, features, () if advance else tuple(records))
+        return Forward(n, features, self._new_records(columns, 0) if advance else records)
+
+    def _new_records(self, columns: Columns, layers: int) -> gdn.Records:
+        """Prefill keeps one layer's at a time: only verification's layers are folded together, later."""
+        config, (batch, width) = self.config, columns.token_ids.shape
+        dtype, device = self.embedding.dtype, self.embedding.device
+        return gdn.Records.empty(layers, batch, width, config.conv_channels, config.gdn_value_heads, dtype, device)
 
     def _attention(
         self,
@@ -224,31 +226,28 @@ class Target:
         columns: Columns,
         state: TargetState,
         layer: int,
+        records: gdn.Records,
         advance: bool,
-    ) -> tuple[torch.Tensor, gdn.Records]:
+    ) -> torch.Tensor:
         config = self.config
-        keys_width = config.gdn_key_heads * config.gdn_key_dim
         values_width = config.gdn_value_heads * config.gdn_value_dim
         heads = config.gdn_value_heads
         projected, z, b, a = F.linear(n, weights.projection).split(
             (config.conv_channels, values_width, heads, heads), dim=-1
         )
-        history = state.history[columns.slots, layer]
-        mixed = short_convolution(projected, history, weights.convolution)
-        q, k, v = mixed.split((keys_width, keys_width, values_width), dim=-1)
-        q, k = (x.unflatten(-1, (config.gdn_key_heads, config.gdn_key_dim)) for x in (q, k))
-        v = v.unflatten(-1, (heads, config.gdn_value_dim))
-        g, beta = gdn.gates(a, b, weights.a_log, weights.dt_bias)
-        recurrent = state.recurrent[columns.slots, layer]
+        kept = 0 if advance else layer
+        mixed, g, beta = records.mixed[kept], records.g[kept], records.beta[kept]
+        histories, recurrent = state.history[:, layer], state.recurrent[:, layer]
+        short_convolution(projected, histories, columns.slots, weights.convolution, mixed, records.columns[kept])
+        gates(a, b, weights.a_log, weights.dt_bias, g, beta)
         if advance:
-            out, after = gdn.prefill(q, k, v, g, beta, recurrent)
-            state.recurrent[columns.slots, layer] = after
-            state.history[columns.slots, layer] = advance_history(history, projected, columns.valid)
+            out = gdn.prefill(mixed, g, beta, recurrent, columns.slots, columns.valid)
+            advance_histories(state.history[:, layer : layer + 1], columns.slots, records.columns, columns.valid)
         else:
-            out = gdn.verify(q, k, v, g, beta, recurrent, columns.valid)
+            out = gdn.verify(mixed, g, beta, recurrent, columns.slots, columns.valid)
         z = z.unflatten(-1, (heads, config.gdn_value_dim))
         normed = gated_rms_norm(out, z, weights.norm, config.rms_norm_eps)
-        return F.linear(normed.flatten(-2), weights.output), gdn.Records(k, v, g, beta, projected)
+        return F.linear(normed.flatten(-2), weights.output)
 
 
 def _read_attention(reader: WeightReader, prefix: str, config: TargetConfig) -> AttentionWeights:

@@ -14,7 +14,12 @@ from kernels.grouped_convolution import (
     prepare_reference,
     prepare_triton,
 )
-from kernels.short_convolution import advance_history, short_convolution
+from kernels.short_convolution import (
+    advance_histories_reference,
+    advance_histories_triton,
+    short_convolution_reference,
+    short_convolution_triton,
+)
 from tests.kernels import oracles
 from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
@@ -39,49 +44,123 @@ def naive_short(x: torch.Tensor, history: torch.Tensor, weight: torch.Tensor) ->
     return out
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3, 16, 70])
-def test_short_convolution_continues_the_history_causally(columns: int) -> None:
-    x, history, weight = normal(2, columns, 6), normal(2, 6, 3, seed=1), normal(6, 4)
-    got = short_convolution(x, history, weight)
+def slots_of(batch: int) -> torch.Tensor:
+    """Rows lie in the pool in another order, and not in all of it: slot 2 b + 1, from the end."""
+    return 2 * torch.arange(batch).flip(0) + 1
+
+
+def pool_of(history: torch.Tensor) -> torch.Tensor:
+    """`history` [L, B, C, n - 1] as layers 1 .. L of a pool [slots, L + 2, C, n - 1], poison everywhere else."""
+    layers, batch = history.shape[:2]
+    pool = torch.full((2 * batch + 1, layers + 2, *history.shape[2:]), POISON, dtype=history.dtype)
+    pool[slots_of(batch), 1 : layers + 1] = history.transpose(0, 1)
+    return pool.to(DEVICE)
+
+
+def convolve(
+    x: torch.Tensor, history: torch.Tensor, weight: torch.Tensor, by: str = "kernel"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [B, T, C], `history` [B, C, n - 1] -> what the operator fills. x is a part of wider rows, as projections
+    leave it; the pool must stay as it was."""
+    run = short_convolution_triton if by == "kernel" else short_convolution_reference
+    pool = pool_of(history[None])
+    before = pool.clone()
+    wide = torch.cat((x, torch.full_like(x, POISON)), dim=-1).to(DEVICE)[..., : x.shape[-1]]
+    out, columns = (torch.full(x.shape, POISON, dtype=x.dtype, device=DEVICE) for _ in range(2))
+    run(wide, pool[:, 1], slots_of(len(x)).to(DEVICE), weight.to(DEVICE), out, columns)
+    torch.testing.assert_close(pool, before, rtol=0, atol=0, equal_nan=True)
+    return out.cpu(), columns.cpu()
+
+
+def advance(history: torch.Tensor, columns: torch.Tensor, counts: torch.Tensor, by: str = "kernel") -> torch.Tensor:
+    """`history` [L, B, C, n - 1] after `columns` [L, B, T, C]; fails if the pool around it lost its poison."""
+    run = advance_histories_triton if by == "kernel" else advance_histories_reference
+    (layers, batch), pool = history.shape[:2], pool_of(history)
+    slots = slots_of(batch)
+    run(pool[:, 1 : layers + 1], slots.to(DEVICE), columns.to(DEVICE), counts.to(DEVICE))
+    pool = pool.cpu()
+    after = pool[slots, 1 : layers + 1].clone()
+    pool[slots, 1 : layers + 1] = POISON
+    assert bool(pool.isnan().all())
+    return after.transpose(0, 1)
+
+
+by_both = pytest.mark.parametrize("by", ["reference", "kernel"])
+
+
+@by_both
+@pytest.mark.parametrize("columns, taps", [(1, 4), (2, 4), (3, 4), (5, 2), (16, 4), (37, 3)])
+def test_short_convolution_continues_the_history_causally_and_copies_its_inputs(
+    columns: int, taps: int, by: str
+) -> None:
+    x, history, weight = normal(2, columns, 6), normal(2, 6, taps - 1, seed=1), normal(6, taps)
+    got, kept = convolve(x, history, weight, by)
     for row in range(2):
         oracles.close(got[row], naive_short(x[row], history[row], weight), 2e-6)
+    assert torch.equal(kept, x)
 
 
-def test_a_column_never_sees_a_later_one() -> None:
+@by_both
+def test_channels_beyond_one_program_are_convolved_too(by: str) -> None:
+    x, history, weight = normal(1, 2, 300), normal(1, 300, 3, seed=1), normal(300, 4)
+    oracles.close(convolve(x, history, weight, by)[0][0], naive_short(x[0], history[0], weight), 2e-6)
+
+
+@by_both
+def test_a_column_never_sees_a_later_one(by: str) -> None:
     x, history, weight = normal(1, 9, 5), normal(1, 5, 3, seed=1), normal(5, 4)
-    clean = short_convolution(x, history, weight)
+    clean, _ = convolve(x, history, weight, by)
     x[:, 6:] = POISON
-    assert torch.equal(short_convolution(x, history, weight)[:, :6], clean[:, :6])
+    assert torch.equal(convolve(x, history, weight, by)[0][:, :6], clean[:, :6])
 
 
-@pytest.mark.parametrize("taps", [2, 4])
-def test_history_is_the_last_columns_of_what_was_accepted(taps: int) -> None:
-    x, history = normal(9, 8, 5), normal(9, 5, taps - 1, seed=2)
+@by_both
+def test_short_convolution_rounds_once(by: str) -> None:
+    x, history, weight = normal(2, 40, 24).bfloat16(), normal(2, 24, 3, seed=1).bfloat16(), normal(24, 4).bfloat16()
+    got, _ = convolve(x, history, weight, by)
+    oracles.rounds_like(got, torch.stack([naive_short(x[row], history[row], weight) for row in range(2)]))
+
+
+@by_both
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_history_is_the_last_columns_of_what_was_accepted(taps: int, by: str) -> None:
+    x, history = normal(2, 9, 8, 5), normal(2, 9, 5, taps - 1, seed=2)
     counts = torch.arange(9)
-    lines = torch.cat((history, x.transpose(1, 2)), dim=-1)
-    poisoned = x.clone()
+    lines = torch.cat((history, x.transpose(2, 3)), dim=-1)
     for row in range(9):
-        poisoned[row, row:] = POISON
-    after = advance_history(history, poisoned, counts)
+        x[:, row, row:] = POISON
+    after = advance(history, x, counts, by)
     for row in range(9):
-        assert torch.equal(after[row], lines[row, :, row : row + taps - 1])
-    assert torch.equal(after[0], history[0])
+        assert torch.equal(after[:, row], lines[:, row, :, row : row + taps - 1])
+    assert torch.equal(after[:, 0].view(torch.int32), history[:, 0].view(torch.int32))
 
 
-def test_convolving_in_pieces_with_the_history_is_convolving_at_once() -> None:
+@by_both
+def test_convolving_in_pieces_with_the_history_is_convolving_at_once(by: str) -> None:
     x, history, weight = normal(1, 12, 5), normal(1, 5, 3, seed=1), normal(5, 4)
-    whole = short_convolution(x, history, weight)
+    whole, _ = convolve(x, history, weight, by)
     pieces = []
     for start, end in ((0, 1), (1, 3), (3, 12)):
-        pieces.append(short_convolution(x[:, start:end], history, weight))
-        history = advance_history(history, x[:, start:end], torch.tensor([end - start]))
+        piece, columns = convolve(x[:, start:end], history, weight, by)
+        pieces.append(piece)
+        history = advance(history[None], columns[None], torch.tensor([end - start]), by)[0]
     oracles.close(torch.cat(pieces, dim=1), whole, 1e-6)
+    assert by == "reference" or torch.equal(torch.cat(pieces, dim=1), whole)
 
 
-def test_history_keeps_its_own_dtype() -> None:
+@by_both
+def test_history_keeps_its_own_dtype(by: str) -> None:
     x, history = normal(1, 4, 5).bfloat16(), normal(1, 5, 3)
-    assert advance_history(history, x, torch.tensor([2])).dtype == torch.float32
-    assert short_convolution(x, history, normal(5, 4).bfloat16()).dtype == torch.bfloat16
+    after = advance(history[None], x[None], torch.tensor([2]), by)[0]
+    assert after.dtype == torch.float32
+    assert torch.equal(after[0], torch.cat((history[0, :, 2:], x[0, :2].T.float()), dim=-1))
+    assert convolve(x, history, normal(5, 4).bfloat16(), by)[0].dtype == torch.bfloat16
+
+
+def test_the_short_convolution_refuses_a_history_of_other_taps() -> None:
+    x, pool, slots = normal(1, 2, 5).to(DEVICE), pool_of(normal(1, 1, 5, 3))[:, 1], slots_of(1).to(DEVICE)
+    with pytest.raises(ValueError, match=r"histories: shape \(3, 1, 5, 3\), must be \(3, 1, 5, 2\)"):
+        short_convolution_triton(x, pool, slots, normal(5, 3).to(DEVICE), torch.empty_like(x), torch.empty_like(x))
 
 
 # ------------------------------------------------------------------------------------------------ grouped

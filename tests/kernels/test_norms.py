@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from kernels.norms import (
+    add_offset_rms_norm,
+    add_offset_rms_norm_triton,
     add_plain_rms_norm,
     add_plain_rms_norm_triton,
     gated_rms_norm,
+    gated_rms_norm_triton,
     offset_rms_norm,
+    offset_rms_norm_triton,
     plain_rms_norm,
     plain_rms_norm_triton,
 )
@@ -77,21 +83,58 @@ def test_gated_multiplies_the_rounded_plain_norm_by_an_fp32_gate_and_rounds_once
 # ------------------------------------------------------------------------------------------------ kernels
 
 
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+AddingNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+each_form = pytest.mark.parametrize(
+    "kernel, reference", [(plain_rms_norm_triton, plain_rms_norm), (offset_rms_norm_triton, offset_rms_norm)]
+)
+
+
+@each_form
 @pytest.mark.parametrize("width", [16, 80, 96])
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e15])
-def test_the_kernel_is_the_formula_at_any_width_and_size(width: int, scale: float) -> None:
+def test_the_kernel_is_the_formula_at_any_width_and_size(
+    width: int, scale: float, kernel: Norm, reference: Norm
+) -> None:
     x, _, weight = inputs(torch.float32)
     x, weight = x[:, :4, :width] * scale, weight[:width]
-    got = plain_rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS).cpu()
-    oracles.close(got, weight.double() * oracles.rms(x, EPS), 1e-6)
+    gain = weight.double() + (reference is offset_rms_norm)
+    oracles.close(kernel(x.to(DEVICE), weight.to(DEVICE), EPS).cpu(), gain * oracles.rms(x, EPS), 1e-6)
 
 
-def test_the_kernel_rounds_where_the_reference_does() -> None:
+def test_the_kernels_round_where_the_references_do() -> None:
     x, _, weight = inputs(torch.bfloat16)
     x = x[:, :8]
     got = plain_rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS).cpu()
     oracles.rounds_like(got, weight.double() * oracles.rms(x, EPS).float().bfloat16().double())
     oracles.rounds_like(got, plain_rms_norm(x, weight, EPS).double(), share=0.001)
+    got = offset_rms_norm_triton(x.to(DEVICE), weight.to(DEVICE), EPS).cpu()
+    oracles.rounds_like(got, (1 + weight.double()) * oracles.rms(x, EPS))
+
+
+@each_form
+def test_the_kernel_takes_rows_of_any_stride(kernel: Norm, reference: Norm) -> None:
+    x, _, weight = inputs(torch.float32)
+    x = x[:, :3]
+    wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=-1).to(DEVICE)[..., :96]
+    for rows, expected in ((wide, x), (wide.transpose(0, 1), x.transpose(0, 1))):  # of two strides, the second time
+        oracles.close(kernel(rows, weight.to(DEVICE), EPS).cpu(), reference(expected, weight, EPS), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads, width", [(1, 96), (5, 96), (12, 80), (20, 64)])
+def test_the_gated_kernel_is_its_formula_for_gates_of_any_stride(heads: int, width: int, dtype: torch.dtype) -> None:
+    x, _, weight = inputs(dtype)
+    x, weight = x[:, :heads, :width].contiguous(), weight[:width]
+    projection = inputs(dtype, seed=1)[0].flatten(1)  # the gate is a part of each row
+    gate = projection[:, 7 : 7 + heads * width].unflatten(-1, (heads, width))
+    got = gated_rms_norm_triton(x.to(DEVICE), gate.to(DEVICE), weight.to(DEVICE), EPS).cpu()
+    assert got.dtype == dtype
+    if dtype == torch.float32:
+        oracles.close(got, weight.double() * oracles.rms(x, EPS) * silu(gate), 1e-6)
+    inner = (weight.double() * oracles.rms(x, EPS).to(dtype).double()).to(dtype).double()
+    oracles.rounds_like(got.bfloat16(), inner * silu(gate))
 
 
 def test_a_bfloat16_gain_over_fp32_values_stays_fp32() -> None:
@@ -101,15 +144,24 @@ def test_a_bfloat16_gain_over_fp32_values_stays_fp32() -> None:
     oracles.close(got, plain_rms_norm(x[:, :2], weight.bfloat16(), EPS), 1e-6)
 
 
+@pytest.mark.parametrize(
+    "kernel, adding, norm",
+    [
+        (add_plain_rms_norm_triton, add_plain_rms_norm, plain_rms_norm),
+        (add_offset_rms_norm_triton, add_offset_rms_norm, offset_rms_norm),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_after_an_addition_sees_the_rounded_sum(dtype: torch.dtype) -> None:
+def test_a_norm_after_an_addition_sees_the_rounded_sum(
+    dtype: torch.dtype, kernel: AddingNorm, adding: AddingNorm, norm: Norm
+) -> None:
     x, y, weight = (t[:, :4] if t.dim() > 1 else t for t in inputs(dtype))
-    total, normed = (t.cpu() for t in add_plain_rms_norm_triton(x.to(DEVICE), y.to(DEVICE), weight.to(DEVICE), EPS))
+    total, normed = (t.cpu() for t in kernel(x.to(DEVICE), y.to(DEVICE), weight.to(DEVICE), EPS))
     assert torch.equal(total, x + y)
-    oracles.rounds_like(normed.bfloat16(), plain_rms_norm(x + y, weight, EPS).double(), share=0.001)
-    expected = add_plain_rms_norm(x, y, weight, EPS)
+    oracles.rounds_like(normed.bfloat16(), norm(x + y, weight, EPS).double(), share=0.001)
+    expected = adding(x, y, weight, EPS)
     assert torch.equal(expected[0], total)
-    assert torch.equal(expected[1], plain_rms_norm(x + y, weight, EPS))
+    assert torch.equal(expected[1], norm(x + y, weight, EPS))
 
 
 def test_the_kernel_refuses_a_gain_of_another_width() -> None:
@@ -118,3 +170,5 @@ def test_the_kernel_refuses_a_gain_of_another_width() -> None:
         plain_rms_norm_triton(x, weight[:80], EPS)
     with pytest.raises(ValueError, match=r"y: torch.bfloat16, must be torch.float32"):
         add_plain_rms_norm_triton(x, y.bfloat16(), weight, EPS)
+    with pytest.raises(ValueError, match=r"gate: torch.bfloat16, must be torch.float32"):
+        gated_rms_norm_triton(x, y.bfloat16(), weight, EPS)

@@ -1,0 +1,74 @@
+"""Every kernel is compiled for the card that it is meant for, where no card is: the interpreter takes more than a
+compiler does, and knows neither registers nor fused multiplications."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STACKS = {"_store_layers": 32, "_tables": 32}
+"""Sine and cosine of large angles keep 2 / pi in pieces there; nothing else has a stack."""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, "-m", "tests.kernels.compile_launches"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_is_launched_at_the_official_geometry(result: dict[str, Any]) -> None:
+    assert {entry["kernel"] for entry in result["compiled"]} == set(result["kernels"])
+
+
+def test_no_kernel_spills_registers(result: dict[str, Any]) -> None:
+    stacks = {entry["kernel"]: entry["STACK"] for entry in result["compiled"] if entry["STACK"]}
+    assert all(size <= STACKS.get(name, 0) for name, size in stacks.items()), stacks
+
+
+def test_no_program_takes_more_shared_memory_than_two_on_a_multiprocessor_have(result: dict[str, Any]) -> None:
+    assert max(entry["shared"] for entry in result["compiled"]) <= 113 * 1024
+
+
+# ------------------------------------------------------------------------------------------------ Fold
+
+
+def expressions(ptx: str) -> Counter[tuple[Any, ...]]:
+    """The trees of FP32 operations behind each fused one in a kernel's loop, leaves unnamed: what is multiplied and
+    added in which order, and which of it is fused."""
+    loop = max(re.split(r"^\$L__BB\S+:", ptx, flags=re.MULTILINE), key=lambda block: block.count("fma.rn.f32"))
+    trees: dict[str, tuple[Any, ...]] = {}
+    fused: Counter[tuple[Any, ...]] = Counter()
+    for operation, operands in re.findall(r"^\s*(?:@\S+ )?([a-z][\w.]+)\s+(.*);", loop, flags=re.MULTILINE):
+        target, *inputs = (operand.strip(" {}[]") for operand in operands.split(","))
+        if operation.startswith("mov.b32") and len(inputs) == 1 and inputs[0] in trees:
+            trees[target] = trees[inputs[0]]
+        elif operation.startswith("shfl"):
+            trees[target.split("|")[0]] = ("shuffle", trees.get(inputs[0], ()), inputs[1])
+        elif re.match(r"(mul|add|sub|fma|neg|ex2|rsqrt)\.\S*f32", operation):
+            trees[target] = (operation, *(trees.get(x, ()) for x in inputs))
+            if operation.startswith("fma"):
+                fused[trees[target]] += 1
+    return fused
+
+
+def test_fold_verification_and_prefill_compute_the_state_by_the_same_operations(result: dict[str, Any]) -> None:
+    """Equal bits on a card: what Fold does is what the two others do, as compiled, among what only they need."""
+    verify, fold, prefill = (
+        expressions(entry["ptx"]) for entry in result["compiled"] if entry["kernel"] == "recurrence_kernel"
+    )
+    assert fold.total() > 64
+    assert fold <= verify
+    assert verify == prefill
