@@ -55,6 +55,12 @@ def plainly_normalised(x, weight, mean_square, eps, dtype: tl.constexpr):
 
 
 @triton.jit
+def offset_normalised(x, weight, mean_square, eps):
+    """As `plainly_normalised`, of the rounding points of `offset`: nothing is rounded before the caller does."""
+    return x * tl.rsqrt(mean_square + eps) * (1.0 + weight)
+
+
+@triton.jit
 def _plain_rms_norm_kernel(
     x_ptr,
     y_ptr,
