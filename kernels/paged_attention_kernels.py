@@ -91,10 +91,9 @@ def attend_parts(
     real = row < width * GROUP
     rows = width * GROUP
     slot_of_row = (kv_head * tl.num_programs(1) + part).to(tl.int64) * rows + row
-    if not WHOLE:
-        if begin >= stop:
-            tl.store(best_ptr + slot_of_row, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
-            return
+    if (begin >= stop) & (not WHOLE):
+        tl.store(best_ptr + slot_of_row, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
+        return
 
     dim = tl.arange(0, HEAD_DIM)
     head = kv_head * GROUP + row % GROUP

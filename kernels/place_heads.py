@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
-from kernels.norms import offset_rms_norm, offset_normalised
+from kernels.norms import offset_normalised, offset_rms_norm
 from kernels.paged_attention import require_pages, write_pages
 from kernels.rotary import apply_rotary, partner_of, turned
 

@@ -159,7 +159,9 @@ def _leave_parts(start_ptr, valid_ptr, share_ptr, parts_ptr, batch, slots, KEYS:
 
 
 @pytest.mark.parametrize("slots", [1, 3, 33, 264])
-@pytest.mark.parametrize("lengths", [[131_072], [0], [131_072, 10, 500], [900] * 32, [1, 0, 64, 65, 0, 128, 4096]])
+@pytest.mark.parametrize(
+    "lengths", [[131_072], [0], [193], [64 * 33 + 5], [131_072, 10, 500], [900] * 32, [1, 0, 64, 65, 0, 128, 4096]]
+)
 def test_programs_share_all_contexts_evenly_whichever_row_they_belong_to(lengths: list[int], slots: int) -> None:
     lanes = triton.next_power_of_2(len(lengths))
     length = torch.tensor(lengths, device=DEVICE)
@@ -184,11 +186,11 @@ def test_what_does_not_fit_together_is_refused_by_name() -> None:
     rest = (r.page_table, r.start, r.valid, SCALE)
     with pytest.raises(ValueError, match="q: 3 heads, must be a multiple of the 2 key heads"):
         paged_attention_triton(q[:, :, :3], q[:, :, :3], r.pool_keys, r.pool_values, *rest)
-    with pytest.raises(ValueError, match="gate: torch.bfloat16, must be torch.float32"):
+    with pytest.raises(ValueError, match=r"gate: torch\.bfloat16, must be torch\.float32"):
         paged_attention_triton(q, q.bfloat16(), r.pool_keys, r.pool_values, *rest)
     with pytest.raises(ValueError, match="values: strides"):
         paged_attention_triton(q, q, r.pool_keys, r.pool_values.transpose(1, 2).contiguous().transpose(1, 2), *rest)
-    with pytest.raises(ValueError, match="page_table: torch.int32, must be torch.int64"):
+    with pytest.raises(ValueError, match=r"page_table: torch\.int32, must be torch\.int64"):
         paged_attention_triton(q, q, r.pool_keys, r.pool_values, r.page_table.int(), *rest[1:])
     with pytest.raises(ValueError, match="q: head dimension 12"):
         paged_attention_triton(q[..., :12].contiguous(), q[..., :12], r.pool_keys, r.pool_values, *rest)

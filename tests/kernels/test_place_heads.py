@@ -42,7 +42,7 @@ def on_device(*arguments: object) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """Three rows of four columns and one layer of a pool of three; columns that are not live are NaN."""
+    """Three rows of four columns and one layer of a pool of three; columns that are not live are NaN or huge."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -77,8 +77,9 @@ def case(
     )
     gate = torch.full_like(gate, POISON)  # nobody reads gates here
     for row, live in enumerate(VALID.tolist()):
-        for x in (q, k, v):
-            x[row, live:] = POISON
+        q[row, live:] = POISON
+        for x in (k, v):
+            x[row, live:] = 1e30  # would show among the pools' NaN
     interleaved = torch.cat((q, gate), dim=-1).flatten(-2)
     projected = torch.cat((interleaved, k.flatten(-2), v.flatten(-2)), dim=-1)
     norms = torch.randn(2, dim, generator=generator).to(dtype)
@@ -145,7 +146,7 @@ def test_what_does_not_fit_together_is_refused_by_name() -> None:
     rest = (keys, values, TABLE, START, VALID, EPS)
     with pytest.raises(ValueError, match="projected: 767 values a column, must be 2 \\* 64 for each query head"):
         place_heads_triton(c.projected[..., :767], c.q_norm, c.k_norm, cos, sin, *rest)
-    with pytest.raises(ValueError, match="k_norm: torch.bfloat16, must be torch.float32"):
+    with pytest.raises(ValueError, match=r"k_norm: torch\.bfloat16, must be torch\.float32"):
         place_heads_triton(c.projected, c.q_norm, c.k_norm.bfloat16(), cos, sin, *rest)
     with pytest.raises(ValueError, match="sin: shape"):
         place_heads_triton(c.projected, c.q_norm, c.k_norm, cos, sin[:1], *rest)
