@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.randomness import ACCEPT, CORRECTION, TARGET, race, uniform
+from kernels.race import race
+from kernels.randomness import ACCEPT, CORRECTION, TARGET, uniform
 from kernels.sampling import processed_distribution
 
 
@@ -28,7 +29,8 @@ from kernels.sampling import processed_distribution
 class RowSampling:
     """Per-row controls, one entry a row: `temperature`, `top_p` FP32 [B]; `top_k`, `seeds`, `sub` int64 [B]; `min_p`
     FP32 [B]; `reproducible` bool [B]: q is treated as one-hot, since the draft was drawn with the target's own noise.
-    None for one of the last two: no row has it."""
+    None for one of these two: no row has it. `all_greedy`: no row has a temperature, which is then not asked of the
+    card again."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -37,6 +39,7 @@ class RowSampling:
     sub: torch.Tensor
     min_p: torch.Tensor | None = None
     reproducible: torch.Tensor | None = None
+    all_greedy: bool = False
 
     def rows(self, selected: torch.Tensor) -> RowSampling:
         """The rows selected by bool [B]."""
@@ -48,6 +51,7 @@ class RowSampling:
             self.sub[selected],
             None if self.min_p is None else self.min_p[selected],
             None if self.reproducible is None else self.reproducible[selected],
+            self.all_greedy,
         )
 
 
@@ -74,6 +78,8 @@ def choose(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling)
     columns -> int64 [B, W]. Argmax for greedy rows, the `target` race over p for the others."""
     _batch, width, vocabulary = logits.shape
     chosen = logits.argmax(-1)
+    if sampling.all_greedy:
+        return chosen
     sampled = sampling.temperature > 0
     if bool(sampled.any()):
         p = _processed(logits[sampled], sampling, sampled)
@@ -101,11 +107,12 @@ def accept(
     positions = frontier[:, None] + torch.arange(width, device=logits.device)
     if proposal is None:
         return Verdict(choose(logits, positions, sampling)[:, :1], torch.zeros_like(extent))
-    retained = torch.zeros_like(sampling.temperature, dtype=torch.bool)
-    if proposal.law is not None:
-        retained = sampling.temperature > 0
-        if sampling.reproducible is not None:
-            retained = retained & ~sampling.reproducible
+    if proposal.law is None or sampling.all_greedy:
+        chosen = choose(logits, positions, sampling)
+        return Verdict(chosen, _prefix(chosen[:, : width - 1] == proposal.drafts[:, : width - 1], extent))
+    retained = sampling.temperature > 0
+    if sampling.reproducible is not None:
+        retained = retained & ~sampling.reproducible
     licensed = torch.zeros_like(positions)
     accepted = torch.zeros_like(extent)
     if not bool(retained.all()):

@@ -17,21 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _take_tile(q, k, v, visible, scale, best, total, mixed):
-    """One tile of keys into the running softmax of base 2: `q` [M, D], `k`, `v` [N, D], `visible` [M, N]; `best`,
-    `total` [M] and `mixed` [M, D] are the largest score, the sum of weights and of weighted values so far."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(visible, scores, float("-inf"))
-    highest = tl.maximum(best, tl.max(scores, axis=1))
-    # A query that has seen no key yet has no largest score, and -inf - -inf is not a number.
-    shift = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - shift[:, None])
-    kept = tl.exp2(best - shift)
-    total = total * kept + tl.sum(weights, axis=1)
-    mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
-    return highest, total, mixed
+from kernels.attention_tile import take_tile
 
 
 @triton.jit
@@ -132,7 +118,7 @@ def partial_attention(
         if q.dtype == tl.float32:
             v = v.to(tl.float32)
         visible = populated[None, :] & (end + column[:, None] - key[None, :] < WINDOW)
-        best, total, mixed = _take_tile(q, k, v, visible, scale, best, total, mixed)
+        best, total, mixed = take_tile(q, k, v, visible, scale, best, total, mixed)
         if not ONE_PLACE:
             place = tl.load(places + (start + KEYS) // PLANE_TOKENS % place_count)
 
@@ -141,7 +127,7 @@ def partial_attention(
         visible = in_block[None, :] & (distance < WINDOW) & (distance > -WINDOW)
         if CAUSAL:
             visible = visible & (distance <= 0)
-        best, total, mixed = _take_tile(q, block_k, block_v, visible, scale, best, total, mixed)
+        best, total, mixed = take_tile(q, block_k, block_v, visible, scale, best, total, mixed)
 
     tl.store(best_ptr + slot_of_row, best, mask=real)
     tl.store(total_ptr + slot_of_row, total, mask=real)

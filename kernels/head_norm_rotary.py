@@ -21,7 +21,7 @@ import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
 from kernels.norms import plain_rms_norm_reference, plainly_normalised
-from kernels.rotary import apply_rotary
+from kernels.rotary import apply_rotary, partner_of, turned
 
 HEADS_PER_PROGRAM = 8
 
@@ -62,9 +62,8 @@ def _head_norm_rotary_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, D)[None, :]
     is_query, live = head < QUERIES, head < QUERIES + KEYS
-    rotated = d < 2 * HALF
     # the other dimension of each rotated pair is read again rather than moved between threads
-    partner = tl.where(d < HALF, d + HALF, tl.where(rotated, d - HALF, d))
+    partner = partner_of(d, HALF)
     heads = qkv_ptr + row * (QUERIES + 2 * KEYS) * D + head * D
     x = tl.load(heads + d, mask=live, other=0.0)
     dtype = x.dtype
@@ -75,11 +74,7 @@ def _head_norm_rotary_kernel(
     weight_of_other = tl.where(is_query, tl.load(q_norm_ptr + partner), tl.load(k_norm_ptr + partner)).to(tl.float32)
     x = plainly_normalised(x, weight, mean_square, eps, dtype).to(dtype).to(tl.float32)
     other = plainly_normalised(other, weight_of_other, mean_square, eps, dtype).to(dtype).to(tl.float32)
-    cos = tl.load(cos_ptr + row * HALF + d % HALF, mask=rotated, other=0.0).to(dtype).to(tl.float32)
-    sin = tl.load(sin_ptr + row * HALF + d % HALF, mask=rotated, other=0.0).to(dtype).to(tl.float32)
-    along, across = (x * cos).to(dtype).to(tl.float32), (other * sin).to(dtype).to(tl.float32)
-    turned = tl.where(d < HALF, along - across, along + across)
-    out = tl.where(rotated, turned, x).to(dtype)
+    out = turned(x, other, d, cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, dtype)
     tl.store(q_ptr + (row * QUERIES + head) * D + d, out, mask=is_query)
     tl.store(k_ptr + (row * KEYS + head - QUERIES) * D + d, out, mask=live & (head >= QUERIES))
 

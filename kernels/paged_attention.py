@@ -1,19 +1,35 @@
-"""Causal grouped-query attention of the target over paged K/V, and the page write that goes before it.
+"""Causal grouped-query attention of the target over paged K/V, with its output gate; and what pages hold.
 
     row b, column i (i < valid[b]) sits at position F = start[b] + i and sees rows [0, F]
-    out[b, i, h] = sum_t softmax_t(q[b, i, h] . K[t, h / G] * scale) V[t, h / G]
-    inactive columns (i >= valid[b]) are exact zeros and write nothing
+    out[b, i, h] = sigmoid(gate[b, i, h]) * sum_t softmax_t(q[b, i, h] . K[t, h / G] * scale) V[t, h / G]
+    inactive columns (i >= valid[b]) are exact zeros
 
 Pages hold 64 tokens: position t of row b lies in page `page_table[b, t // 64]`, at row `t % 64`. A page at or beyond
-the last visible row is never read. Softmax is in FP32 for FP32 inputs and in the library's accumulation type below.
+the last visible row is never read. K and V of the columns themselves are in the pages already. One kernel runs verify
+blocks of a few columns and prefill chunks of thousands.
 
-Source: specification (target attention, extents); decision 10 for the gate, which the caller applies.
+Scores and sums are FP32. Softmax weights are rounded to q's dtype before they multiply values; the attention output,
+the gate's sigmoid and their product are each rounded to it.
+
+Source: specification (target attention, extents); decision 10 for the gate.
 """
+
+# A launch takes num_warps and num_stages beside the kernel's own parameters.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
+import triton
+
+from kernels.launch_checks import require, require_contiguous, require_head_dim
+from kernels.paged_attention_kernels import attend_parts, combine_gated_parts, gate_rows
+
+# -------------------------------------------------------------------------------------------------- pages
 
 
 def write_pages(
@@ -37,8 +53,22 @@ def read_pages(pool: torch.Tensor, page_table: torch.Tensor, tokens: int) -> tor
     return pool[pages].flatten(0, 1)[:tokens]
 
 
-def paged_attention(
+def require_pages(keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Raises ValueError unless both are one layer of a pool, [pages, tokens, Hkv, D], without gaps in a page and with
+    the same steps from page to page."""
+    for name, pool in (("keys", keys), ("values", values)):
+        require(name, pool, tuple(keys.shape), torch.float32, torch.bfloat16)
+        steps = (keys.stride(0), keys.shape[2] * keys.shape[3], keys.shape[3], 1)
+        if pool.stride() != steps:
+            raise ValueError(f"{name}: strides {pool.stride()}, must be {steps}")
+
+
+# -------------------------------------------------------------------------------------------------- reference
+
+
+def paged_attention_reference(
     q: torch.Tensor,
+    gate: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     page_table: torch.Tensor,
@@ -46,8 +76,6 @@ def paged_attention(
     valid: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """`q` [B, T, Hq, D]; one layer's `keys`, `values` [pages, 64, Hkv, D]; `page_table` int64 [B, M]; `start`, `valid`
-    int64 [B] -> [B, T, Hq, D] in q's dtype. The rows of the columns themselves are in the pages already."""
     out = torch.zeros_like(q)
     for row, (first, live) in enumerate(zip(start.tolist(), valid.tolist(), strict=True)):
         if live == 0:
@@ -57,7 +85,7 @@ def paged_attention(
         v = read_pages(values, page_table[row], total).to(q.dtype)
         position = torch.arange(total, device=q.device)
         visible = position[None, :] <= position[first:, None]
-        out[row, :live] = grouped_attention(q[row, :live], k, v, visible, scale)
+        out[row, :live] = grouped_attention(q[row, :live], k, v, visible, scale) * gate[row, :live].sigmoid()
     return out
 
 
@@ -74,3 +102,175 @@ def grouped_attention(
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[0].transpose(0, 1)
+
+
+# -------------------------------------------------------------------------------------------------- launch
+
+MULTIPROCESSORS = 132
+"""Of an H200: what a launch is cut for."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A launch of the kernel: query rows and keys of a tile, programs that share all contexts for one tile of query
+    rows, warps of a program, stages of its loads. `rows`, `keys`: powers of two of at least 16; `keys` divides a
+    page."""
+
+    rows: int
+    keys: int
+    slots: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, kv_heads: int, rows: int, head_dim: int, itemsize: int, longest: int) -> Tiling:
+        """For `rows` query rows a kv head, and at most `longest` tokens in all contexts together.
+
+        A matrix instruction takes 64 rows, or 16 at half the speed; 128 halve what a chunk reads, but their sums leave
+        registers for whole contexts only. The programs at one time are as many as shared memory and registers take.
+        """
+        if itemsize == 4:
+            block_rows, keys, stages = 16, 32, 1
+        else:
+            fills = kv_heads * triton.cdiv(rows, 128) >= MULTIPROCESSORS
+            block_rows, keys, stages = 128 if fills else 64 if rows > 16 else 16, 64, 2
+        large = itemsize == 4 or block_rows * head_dim > 8192
+        at_once = MULTIPROCESSORS if large else 2 * MULTIPROCESSORS
+        slots = at_once // (kv_heads * triton.cdiv(rows, block_rows))
+        return cls(block_rows, keys, max(1, min(slots, triton.cdiv(longest, keys))), 8 if large else 4, stages)
+
+
+def paged_attention_triton(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    start: torch.Tensor,
+    valid: torch.Tensor,
+    scale: float,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """`tiling` follows from the shapes unless it is given. Raises ValueError naming a tensor that does not fit."""
+    _check(q, gate, keys, values, page_table, start, valid)
+    batch, width, query_heads, head_dim = q.shape
+    page_tokens, kv_heads = keys.shape[1:3]
+    group, table_width = query_heads // kv_heads, page_table.shape[1]
+    rows = width * group
+    if tiling is None:
+        tiling = Tiling.of(kv_heads, rows, head_dim, q.element_size(), batch * table_width * page_tokens)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not q.numel():
+        return out
+    whole = tiling.slots == 1
+    parts = tiling.slots + batch - 1
+    lanes = triton.next_power_of_2(batch)
+    kept = (kv_heads, 0 if whole else parts, rows)
+    best, total = torch.empty((2, *kept), dtype=torch.float32, device=q.device)
+    mixed = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
+    attend_parts[(kv_heads * triton.cdiv(rows, tiling.rows), parts)](
+        q,
+        keys,
+        values,
+        page_table,
+        start,
+        valid,
+        best,
+        total,
+        mixed,
+        out,
+        keys.stride(0),
+        table_width,
+        batch,
+        width,
+        tiling.slots,
+        scale * math.log2(math.e),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE_TOKENS=page_tokens,
+        LANES=lanes,
+        ROWS=tiling.rows,
+        KEYS=tiling.keys,
+        WHOLE=whole,
+        STAGES=tiling.stages,
+        num_warps=tiling.warps,
+    )
+    if whole:
+        gated = triton.next_power_of_2(4096 // head_dim)
+        gate_rows[(triton.cdiv(width * query_heads, gated), batch)](
+            gate,
+            valid,
+            out,
+            *gate.stride()[:3],
+            width,
+            HEADS=query_heads,
+            HEAD_DIM=head_dim,
+            ROWS=gated,
+            num_warps=4,
+        )
+    else:
+        combine_gated_parts[(query_heads, width, batch)](
+            gate,
+            start,
+            valid,
+            best,
+            total,
+            mixed,
+            out,
+            *gate.stride()[:3],
+            batch,
+            width,
+            tiling.slots,
+            parts,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            LANES=lanes,
+            KEYS=tiling.keys,
+            PARTS_PADDED=triton.next_power_of_2(tiling.slots),
+            STEP=16,
+            num_warps=4,
+        )
+    return out
+
+
+def _check(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    start: torch.Tensor,
+    valid: torch.Tensor,
+) -> None:
+    batch, _, query_heads, head_dim = q.shape
+    kv_heads = keys.shape[2]
+    require_head_dim("q", head_dim)
+    if query_heads % kv_heads:
+        raise ValueError(f"q: {query_heads} heads, must be a multiple of the {kv_heads} key heads")
+    require_contiguous("q", q, tuple(q.shape), torch.float32, torch.bfloat16)
+    require("gate", gate, tuple(q.shape), q.dtype)
+    require_pages(keys, values)
+    require_contiguous("page_table", page_table, (batch, page_table.shape[1]), torch.int64)
+    for name, extent in (("start", start), ("valid", valid)):
+        require_contiguous(name, extent, (batch,), torch.int64)
+
+
+# -------------------------------------------------------------------------------------------------- public
+
+
+def paged_attention(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    start: torch.Tensor,
+    valid: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """`q`, `gate` [B, T, Hq, D]; one layer's `keys`, `values` [pages, 64, Hkv, D]; `page_table` int64 [B, M]; `start`,
+    `valid` int64 [B] -> [B, T, Hq, D] in q's dtype."""
+    attend = paged_attention_triton if q.is_cuda else paged_attention_reference
+    return attend(q, gate, keys, values, page_table, start, valid, scale)

@@ -6,10 +6,9 @@
 
 so that every (seed, position, purpose, sub, token) has a number of its own, whichever lane, batch, replica or device
 draws it. `accept` and `proposal` draw one uniform of 24 bits (token 0). `target` and `correction` are exponential
-races, which need a number per token (decision 13):
+races (`kernels/race.py`), which need a number per token (decision 13):
 
     u_v = min((r32 + 0.5) / 2^32, 1 - 2^-24) in FP32        E_v = -log1p(-u_v)
-    winner = argmin E_v / (w_v / max w)        weights are scaled a row, so that tiny ones do not overflow
 
 Position is the scalar cache ordinal of the column that predicts: the token at t is drawn under t - 1.
 
@@ -84,27 +83,11 @@ def exponential(
     return -torch.log1p(-u)
 
 
-def race(
-    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor
-) -> torch.Tensor:
-    """Draws one token a row with probability proportional to its weight.
-
-    `weights` FP32 [R, V], not negative, at least one positive a row; `seeds`, `positions`, `sub` int64 [R] -> int64
-    [R]. Tokens of weight 0 never win; exact ties go to the lower id. Only the tokens of positive weight are drawn for.
-    """
-    rows, tokens = (weights > 0).nonzero(as_tuple=True)
-    noise = exponential(seeds[rows], positions[rows], purpose, sub[rows], tokens)
-    scaled = weights / weights.max(-1, keepdim=True).values
-    time = torch.full_like(weights, float("inf"))
-    time[rows, tokens] = (noise / scaled[rows, tokens]).clamp(max=torch.finfo(torch.float32).max)
-    return time.argmin(-1)
-
-
 # ------------------------------------------------------------------------------------------------ inside kernels
 
 
 @triton.jit
-def _words_at(seed, block, position, purpose: tl.constexpr, sub):
+def words_at(seed, block, position, purpose: tl.constexpr, sub):
     """The four output words, uint32. `seed`, `block` (token >> 2), `position` and `sub` are int64 of one shape."""
     return tl.philox(
         seed, block.to(tl.uint32), position.to(tl.uint32), (block * 0 + purpose).to(tl.uint32), sub.to(tl.uint32)
@@ -114,7 +97,7 @@ def _words_at(seed, block, position, purpose: tl.constexpr, sub):
 @triton.jit
 def uniform_at(seed, position, purpose: tl.constexpr, sub):
     """`uniform` for int64 tensors or scalars of one shape -> FP32."""
-    word, _, _, _ = _words_at(seed, position * 0, position, purpose, sub)
+    word, _, _, _ = words_at(seed, position * 0, position, purpose, sub)
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
@@ -132,6 +115,6 @@ def noise_of(word):
 @triton.jit
 def exponential_at(seed, position, purpose: tl.constexpr, sub, token):
     """`exponential` for int64 tensors of one shape -> FP32, positive."""
-    word0, word1, word2, word3 = _words_at(seed, token >> 2, position, purpose, sub)
+    word0, word1, word2, word3 = words_at(seed, token >> 2, position, purpose, sub)
     lane = token & 3
     return noise_of(tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3)))

@@ -94,6 +94,23 @@ def _tables(
     tl.store(sin_ptr + at, sin, mask=inside)
 
 
+@triton.jit
+def turned(x, other, d, cos_ptr, sin_ptr, HALF: tl.constexpr, dtype: tl.constexpr):
+    """`apply_rotary` with its rounding points: FP32 `x` at dimensions `d` of a head, `other` at those that they are
+    paired with, and the tables of its position -> `dtype`."""
+    rotated = d < 2 * HALF
+    cos = tl.load(cos_ptr + d % HALF, mask=rotated, other=0.0).to(dtype).to(tl.float32)
+    sin = tl.load(sin_ptr + d % HALF, mask=rotated, other=0.0).to(dtype).to(tl.float32)
+    along, across = (x * cos).to(dtype).to(tl.float32), (other * sin).to(dtype).to(tl.float32)
+    return tl.where(rotated, tl.where(d < HALF, along - across, along + across), x).to(dtype)
+
+
+@triton.jit
+def partner_of(d, HALF: tl.constexpr):
+    """The other dimension of each rotated pair; of a dimension that is not rotated, itself."""
+    return tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
+
+
 def rotary_tables_triton(
     positions: torch.Tensor, frequencies: torch.Tensor, factor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,8 +22,8 @@ from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates
 from kernels.head import head_scores
 from kernels.norms import add_offset_rms_norm, gated_rms_norm, offset_rms_norm
-from kernels.paged_attention import paged_attention, write_pages
-from kernels.rotary import apply_rotary
+from kernels.paged_attention import paged_attention
+from kernels.place_heads import place_heads, queries_and_gates
 from kernels.short_convolution import advance_histories, short_convolution
 from model.config import TargetConfig
 from model.mlp import DenseMlp, MoeMlp, read_mlp, run_mlp
@@ -207,17 +207,13 @@ class Target:
         layer: int,
     ) -> torch.Tensor:
         config = self.config
-        d, kv = config.head_dim, config.num_kv_heads * config.head_dim
-        q_gate, k, v = F.linear(n, weights.qkv).split((2 * config.num_heads * d, kv, kv), dim=-1)
-        q, gate = q_gate.unflatten(-1, (config.num_heads, 2 * d)).chunk(2, dim=-1)
-        k, v = k.unflatten(-1, (-1, d)), v.unflatten(-1, (-1, d))
-        q = apply_rotary(offset_rms_norm(q, weights.q_norm, config.rms_norm_eps), *tables)
-        k = apply_rotary(offset_rms_norm(k, weights.k_norm, config.rms_norm_eps), *tables)
         keys, values = state.keys[:, layer], state.values[:, layer]
-        write_pages(keys, k, columns.page_table, columns.start, columns.valid)
-        write_pages(values, v, columns.page_table, columns.start, columns.valid)
-        out = paged_attention(q, keys, values, columns.page_table, columns.start, columns.valid, d**-0.5)
-        return F.linear((out * gate.sigmoid()).flatten(-2), weights.output)
+        extents = (columns.page_table, columns.start, columns.valid)
+        projected = F.linear(n, weights.qkv)
+        q = place_heads(projected, weights.q_norm, weights.k_norm, *tables, keys, values, *extents, config.rms_norm_eps)
+        _, gate = queries_and_gates(projected, config.num_heads, config.head_dim)
+        out = paged_attention(q, gate, keys, values, *extents, config.head_dim**-0.5)
+        return F.linear(out.flatten(-2), weights.output)
 
     def _delta_net(
         self,

@@ -33,6 +33,7 @@ def row_sampling(lanes: Sequence[Lane], vocabulary: int, device: torch.device) -
         reproducible=torch.tensor([c.reproducible for c in controls], device=device)
         if any(c.reproducible for c in controls)
         else None,
+        all_greedy=all(c.temperature <= 0 for c in controls),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.acceptance import Proposal, RowSampling, accept, choose
 from tests.kernels import oracles
@@ -249,3 +251,34 @@ def test_a_rejection_without_residual_is_corrected_from_p() -> None:
     rejected = verdict.accepted == 0
     assert abs(float(rejected.double().mean()) - 0.5) < 0.02
     assert oracles.chi_square(torch.bincount(verdict.licensed[rejected, 0], minlength=4), p) > 1e-4
+
+
+class _Waits(TorchDispatchMode):
+    """Names every operation that would make the host wait for the card."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        indices = args[1] if function in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default) else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        if by_mask or function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("law", [False, True])
+def test_rows_known_to_be_greedy_get_the_same_verdict_without_waiting_for_the_card(law: bool) -> None:
+    generator = torch.Generator().manual_seed(31)
+    proposal = random_proposal(4, 3, generator, law)
+    logits = agree(torch.randn(4, 4, VOCABULARY, generator=generator), proposal, 0.7, generator)
+    extent, frontier = torch.tensor([3, 0, 2, 3]), torch.arange(4)
+    unknown = sampling([0.0] * 4)
+    with _Waits() as waits:
+        verdict = accept(logits, proposal, extent, frontier, replace(unknown, all_greedy=True))
+    assert waits.seen == []
+    with _Waits() as waits:
+        expected = accept(logits, proposal, extent, frontier, unknown)
+    assert waits.seen, "this test could not fail"
+    assert torch.equal(verdict.accepted, expected.accepted) and torch.equal(verdict.licensed, expected.licensed)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from kernels.paged_attention import paged_attention, read_pages, write_pages
+from kernels.paged_attention import (
+    Tiling,
+    paged_attention_reference,
+    paged_attention_triton,
+    read_pages,
+    write_pages,
+)
+from kernels.paged_attention_kernels import parts_of_rows
 from tests.kernels import oracles
+from tests.kernels.launching import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
 
 PAGE, PAGES, KV_HEADS, QUERY_HEADS, DIM = 64, 24, 2, 6, 16
 SCALE = DIM**-0.5
 NO_PAGE = 2**40  # an entry of a page table that must never be followed
+WHOLE = Tiling(rows=32, keys=64, slots=1, warps=4, stages=2)
+SHARED = Tiling(rows=64, keys=32, slots=5, warps=4, stages=2)
+"""Tiles of half a page, and programs that share the rows' contexts."""
+
+# Query rows of columns that are not live are computed from poison, and thrown away.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+Attention = Callable[..., torch.Tensor]
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -33,9 +52,9 @@ class Rows:
     values: list[torch.Tensor]
 
 
-def rows(contexts: list[int], valid: list[int], dtype: torch.dtype = torch.float32) -> Rows:
+def rows(contexts: list[int], valid: list[int], dtype: torch.dtype = torch.float32, dim: int = DIM) -> Rows:
     batch = len(contexts)
-    pools = [torch.full((PAGES, PAGE, KV_HEADS, DIM), POISON, dtype=dtype) for _ in range(2)]
+    pools = [torch.full((PAGES, PAGE, KV_HEADS, dim), POISON, dtype=dtype) for _ in range(2)]
     table = torch.full((batch, 6), NO_PAGE)
     free = torch.randperm(PAGES, generator=torch.Generator().manual_seed(5)).tolist()
     planes: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
@@ -44,64 +63,149 @@ def rows(contexts: list[int], valid: list[int], dtype: torch.dtype = torch.float
         for page in range(-(-total // PAGE)):
             table[b, page] = free.pop()
         for plane, (pool, kept) in enumerate(zip(pools, planes, strict=True)):
-            data = normal(total, KV_HEADS, DIM, seed=1000 * plane + b).to(dtype)
+            data = normal(total, KV_HEADS, dim, seed=1000 * plane + b).to(dtype)
             for position in range(total):
                 pool[table[b, position // PAGE], position % PAGE] = data[position]
             kept.append(data.double())
     return Rows(pools[0], pools[1], table, torch.tensor(contexts), torch.tensor(valid), *planes)
 
 
-def attend(r: Rows, q: torch.Tensor) -> torch.Tensor:
-    return paged_attention(q, r.pool_keys, r.pool_values, r.page_table, r.start, r.valid, SCALE)
+@pytest.fixture(params=["reference", "triton", "triton, contexts shared"])
+def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Attention:
+    """(q, gate, keys, values, page_table, start, valid, scale) -> out."""
+    poison_new_memory(monkeypatch)
+    if request.param == "reference":
+        return paged_attention_reference
+    return launch(WHOLE if request.param == "triton" else SHARED)
 
 
-def check(r: Rows, q: torch.Tensor, tolerance: float) -> torch.Tensor:
+def launch(tiling: Tiling | None) -> Attention:
+    """The kernels, on the card where there is one."""
+
+    def attend(*arguments: object) -> torch.Tensor:
+        moved = [x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in arguments]
+        return paged_attention_triton(*moved, tiling=tiling).cpu()  # type: ignore[arg-type]
+
+    return attend
+
+
+def gates(q: torch.Tensor) -> torch.Tensor:
+    """Gates as a view into a wider tensor, as the projection has them, of the same dtype and shape as `q`."""
+    both = normal(*q.shape[:-1], 2 * q.shape[-1], seed=9).to(q.dtype)
+    return both[..., q.shape[-1] :]
+
+
+def check(attention: Attention, r: Rows, q: torch.Tensor, tolerance: float) -> None:
+    gate = gates(q)
     for b, live in enumerate(r.valid.tolist()):
         q[b, live:] = POISON
-    got = attend(r, q)
+        gate[b, live:] = POISON
+    got = attention(q, gate, r.pool_keys, r.pool_values, r.page_table, r.start, r.valid, SCALE)
     assert got.shape == q.shape and got.dtype == q.dtype
     for b, (context, live) in enumerate(zip(r.start.tolist(), r.valid.tolist(), strict=True)):
         for i in range(live):
             seen = context + i + 1
             expected = oracles.attention(q[b, i], r.keys[b][:seen], r.values[b][:seen], SCALE)
-            oracles.close(got[b, i], expected, tolerance)
+            oracles.close(got[b, i], expected * gate[b, i].double().sigmoid(), tolerance)
         assert bool((got[b, live:] == 0).all())
-    return got
 
 
-@pytest.mark.parametrize("context", [0, 1, 63, 64, 65, 200])
 @pytest.mark.parametrize("width", [1, 5, 16])
-def test_a_column_sees_its_context_and_the_columns_up_to_itself(context: int, width: int) -> None:
-    check(rows([context], [width]), normal(1, width, QUERY_HEADS, DIM, seed=width), 2e-6)
+def test_a_column_sees_its_context_and_the_columns_up_to_itself(attention: Attention, width: int) -> None:
+    contexts = [0, 1, 63, 64, 65, 200]
+    check(attention, rows(contexts, [width] * 6), normal(6, width, QUERY_HEADS, DIM, seed=width), 2e-6)
 
 
-def test_ragged_rows_share_a_batch_and_inactive_columns_are_exact_zeros() -> None:
-    check(rows([0, 200, 63, 64, 1, 65], [8, 3, 1, 0, 5, 8]), normal(6, 8, QUERY_HEADS, DIM, seed=3), 2e-6)
+def test_ragged_rows_share_a_batch_and_inactive_columns_are_exact_zeros(attention: Attention) -> None:
+    check(attention, rows([0, 200, 63, 64, 1, 65], [8, 3, 1, 0, 5, 8]), normal(6, 8, QUERY_HEADS, DIM, seed=3), 2e-6)
 
 
 @pytest.mark.parametrize("query_heads", [KV_HEADS, 2 * KV_HEADS, 8 * KV_HEADS])
-def test_query_heads_share_a_key_head_in_consecutive_groups(query_heads: int) -> None:
-    check(rows([70], [4]), normal(1, 4, query_heads, DIM, seed=4), 2e-6)
+def test_query_heads_share_a_key_head_in_consecutive_groups(attention: Attention, query_heads: int) -> None:
+    check(attention, rows([70], [4]), normal(1, 4, query_heads, DIM, seed=4), 2e-6)
 
 
-def test_large_scores_do_not_overflow() -> None:
-    check(rows([100], [4]), normal(1, 4, QUERY_HEADS, DIM, seed=5) * 1e3, 1e-4)
+def test_large_scores_do_not_overflow(attention: Attention) -> None:
+    check(attention, rows([100], [4]), normal(1, 4, QUERY_HEADS, DIM, seed=5) * 1e3, 1e-4)
 
 
-def test_bfloat16_stays_within_its_precision() -> None:
+def test_bfloat16_stays_within_its_precision(attention: Attention) -> None:
     r = rows([130], [8], torch.bfloat16)
-    check(r, normal(1, 8, QUERY_HEADS, DIM, seed=6).bfloat16(), 2.0**-6)
+    check(attention, r, normal(1, 8, QUERY_HEADS, DIM, seed=6).bfloat16(), 2.0**-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_launch_of_each_head_dimension_is_right(dim: int, dtype: torch.dtype) -> None:
+    r, q = rows([70, 0], [4, 1], dtype, dim), normal(2, 4, QUERY_HEADS, dim, seed=dim).to(dtype)
+    check(launch(None), r, q, 2e-6 if dtype == torch.float32 else 2.0**-6)
+
+
+def test_a_chunk_of_many_tiles_is_right_though_its_programs_begin_with_the_last() -> None:
+    check(launch(WHOLE), rows([65], [90]), normal(1, 90, QUERY_HEADS, DIM, seed=12), 2e-6)
+
+
+def test_keys_may_lie_between_those_of_other_layers() -> None:
+    r, q = rows([100, 3], [3, 2]), normal(2, 3, QUERY_HEADS, DIM, seed=13)
+    layers = [torch.stack((torch.full_like(pool, POISON), pool), dim=1) for pool in (r.pool_keys, r.pool_values)]
+    check(launch(SHARED), replace(r, pool_keys=layers[0][:, 1], pool_values=layers[1][:, 1]), q, 2e-6)
+
+
+@triton.jit
+def _leave_parts(start_ptr, valid_ptr, share_ptr, parts_ptr, batch, slots, KEYS: tl.constexpr, LANES: tl.constexpr):
+    share, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
+    tl.store(share_ptr, share)
+    tl.store(parts_ptr + tl.arange(0, LANES), parts)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 33, 264])
+@pytest.mark.parametrize(
+    "lengths", [[131_072], [0], [193], [64 * 33 + 5], [131_072, 10, 500], [900] * 32, [1, 0, 64, 65, 0, 128, 4096]]
+)
+def test_programs_share_all_contexts_evenly_whichever_row_they_belong_to(lengths: list[int], slots: int) -> None:
+    lanes = triton.next_power_of_2(len(lengths))
+    length = torch.tensor(lengths, device=DEVICE)
+    share, parts = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.full((lanes,), -1, device=DEVICE)
+    start, valid = (length - 1).clamp(min=0), length.clamp(max=1)
+    _leave_parts[(1,)](start, valid, share, parts, len(lengths), slots, KEYS=64, LANES=lanes)
+    keys = int(share)
+    assert parts.tolist() == [-(-n // keys) for n in lengths] + [0] * (lanes - len(lengths))
+    assert keys % 64 == 0 and keys < sum(lengths) / slots + 65
+    assert int(parts.sum()) <= slots + len(lengths) - 1 and int(parts.max()) <= slots
+
+
+def test_a_launch_fills_the_card_and_a_chunk_takes_whole_contexts() -> None:
+    verify = Tiling.of(kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=131_072)
+    assert verify.slots == 33  # times 4 kv heads
+    assert Tiling.of(kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=130).slots == 3
+    assert Tiling.of(kv_heads=4, rows=2048 * 6, head_dim=256, itemsize=2, longest=131_072).slots == 1
+
+
+def test_what_does_not_fit_together_is_refused_by_name() -> None:
+    r, q = rows([3], [2]), normal(1, 2, QUERY_HEADS, DIM, seed=14)
+    rest = (r.page_table, r.start, r.valid, SCALE)
+    with pytest.raises(ValueError, match="q: 3 heads, must be a multiple of the 2 key heads"):
+        paged_attention_triton(q[:, :, :3], q[:, :, :3], r.pool_keys, r.pool_values, *rest)
+    with pytest.raises(ValueError, match=r"gate: torch\.bfloat16, must be torch\.float32"):
+        paged_attention_triton(q, q.bfloat16(), r.pool_keys, r.pool_values, *rest)
+    with pytest.raises(ValueError, match="values: strides"):
+        paged_attention_triton(q, q, r.pool_keys, r.pool_values.transpose(1, 2).contiguous().transpose(1, 2), *rest)
+    with pytest.raises(ValueError, match=r"page_table: torch\.int32, must be torch\.int64"):
+        paged_attention_triton(q, q, r.pool_keys, r.pool_values, r.page_table.int(), *rest[1:])
+    with pytest.raises(ValueError, match="q: head dimension 12"):
+        paged_attention_triton(q[..., :12].contiguous(), q[..., :12], r.pool_keys, r.pool_values, *rest)
 
 
 def test_rows_do_not_influence_each_other() -> None:
     r, q = rows([0, 130, 64], [4, 4, 4]), normal(3, 4, QUERY_HEADS, DIM, seed=7)
-    together = attend(r, q)
-    for b in range(3):
-        one = slice(b, b + 1)
-        alone = paged_attention(
-            q[one], r.pool_keys, r.pool_values, r.page_table[one], r.start[one], r.valid[one], SCALE
-        )
-        assert torch.equal(alone, together[one])
+    for attention in (paged_attention_reference, launch(WHOLE)):
+        together = attention(q, q, r.pool_keys, r.pool_values, r.page_table, r.start, r.valid, SCALE)
+        for b in range(3):
+            one = slice(b, b + 1)
+            alone = attention(
+                q[one], q[one], r.pool_keys, r.pool_values, r.page_table[one], r.start[one], r.valid[one], SCALE
+            )
+            assert torch.equal(alone, together[one])
 
 
 @pytest.mark.parametrize("start", [0, 1, 60, 63, 64, 100])

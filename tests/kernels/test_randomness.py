@@ -1,4 +1,4 @@
-"""Random numbers: Philox's published vectors, separate keys that are never a batch row, races with the right law."""
+"""Random numbers: Philox's published vectors, separate keys that are never a batch row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kernels.randomness import (
     exponential,
     exponential_at,
     philox,
-    race,
     signed_seed,
     uniform,
     uniform_at,
@@ -115,59 +114,6 @@ def test_neighbouring_keys_are_not_correlated() -> None:
         assert abs(correlation) < 5 / n**0.5, name
 
 
-def test_a_draw_does_not_depend_on_batch_rows_or_neighbours() -> None:
-    weights = torch.rand(6, 50, generator=torch.Generator().manual_seed(1))
-    seeds, positions, sub = rows(4, 4, 9, 9, 1, 4), rows(10, 11, 10, 99, 0, 10), rows(0, 0, 0, 1, 0, 1)
-    together = race(weights, seeds, positions, TARGET, sub)
-    shuffle = torch.tensor([5, 3, 0, 4, 1, 2])
-    again = race(weights[shuffle], seeds[shuffle], positions[shuffle], TARGET, sub[shuffle])
-    assert torch.equal(together[shuffle], again)
-    for row in range(6):
-        one = slice(row, row + 1)
-        assert torch.equal(race(weights[one], seeds[one], positions[one], TARGET, sub[one]), together[one])
-
-
-def test_a_race_is_won_by_the_least_noise_over_weight() -> None:
-    generator = torch.Generator().manual_seed(2)
-    weights = torch.rand(40, 30, generator=generator) ** 8
-    weights[torch.rand(40, 30, generator=generator) < 0.4] = 0.0
-    weights[:, 7] += 1e-3
-    seeds = torch.randint(-(2**62), 2**62, (40,), generator=generator)
-    positions, sub = torch.arange(40) * 17, torch.arange(40) % 3
-    got = race(weights, seeds, positions, CORRECTION, sub).tolist()
-    for row in range(40):
-        w = weights[row].double().tolist()
-        winner, margin = oracles.race(w, int(seeds[row]), int(positions[row]), CORRECTION, int(sub[row]))
-        assert margin > 1e-5, "a near tie: choose other inputs"
-        assert got[row] == winner
-
-
-@pytest.mark.parametrize("purpose", [TARGET, CORRECTION])
-def test_winners_follow_the_weights_and_zero_weights_never_win(purpose: int) -> None:
-    n = 30_000
-    weights = torch.tensor([0.0, 5.0, 1.0, 0.0, 0.25, 3.0, 1e-30, 0.75, 0.0])
-    expanded = weights.expand(n, -1)
-    zero = rows(0).expand(n)
-    for seeds, positions in ((torch.arange(n), zero), (zero, torch.arange(n))):
-        winners = race(expanded, seeds, positions, purpose, zero)
-        assert oracles.chi_square(torch.bincount(winners, minlength=9), weights) > 1e-4
-
-
-def test_the_law_of_a_race_would_not_pass_for_another_one() -> None:
-    """The test above can fail: a tenth of one weight moved to another is seen."""
-    n = 30_000
-    zero = rows(0).expand(n)
-    winners = race(torch.tensor([5.0, 3.0, 2.0]).expand(n, -1), torch.arange(n), zero, TARGET, zero)
-    assert oracles.chi_square(torch.bincount(winners, minlength=3), torch.tensor([5.3, 2.7, 2.0])) < 1e-6
-
-
-def test_scaling_all_weights_changes_no_winner() -> None:
-    weights = torch.rand(200, 20, generator=torch.Generator().manual_seed(3))
-    seeds, zero = torch.arange(200), rows(0).expand(200)
-    plain = race(weights, seeds, zero, TARGET, zero)
-    assert torch.equal(race(weights * 2.0**-20, seeds, zero, TARGET, zero), plain)
-
-
 def test_seeds_are_unsigned_and_reduced_modulo_two_to_the_64() -> None:
     assert [signed_seed(s) for s in (0, 2**63 - 1, 2**63, 2**64 - 1, 2**64 + 5, -1)] == [
         0,
@@ -177,12 +123,6 @@ def test_seeds_are_unsigned_and_reduced_modulo_two_to_the_64() -> None:
         5,
         -1,
     ]
-
-
-def test_zero_weights_never_win_a_race_of_tiny_weights() -> None:
-    zeros = torch.zeros(1000, dtype=torch.int64)
-    winners = race(torch.tensor([0.0, 1e-40, 0.0]).expand(1000, -1), torch.arange(1000), zeros, TARGET, zeros)
-    assert set(winners.tolist()) == {1}
 
 
 # ------------------------------------------------------------------------------------------------ inside kernels
