@@ -1,4 +1,4 @@
-"""`dflash-serve`: serve, down, demo, generate, check-model, state. A mistake is one sentence on stderr and exit code 2."""
+"""`dflash-serve`: serve, down, demo, generate, check-model, state. A mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 

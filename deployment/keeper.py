@@ -141,9 +141,6 @@ class SessionKeeper:
             if status is None:
                 raise
             raise RequestError(status, error.code, f"document: {error.message}", "document") from None
-        except BaseException:  # a client that left: its session would be busy without end
-            await self.abandon(session)
-            raise
         assert isinstance(imported, Imported) and imported.record is not None
         session = self._sessions[key] = Session.of_record(key, session.epoch, imported.record)
         await self.copy(session)

@@ -124,12 +124,11 @@ def _read(file: Path) -> bytes:
 
 
 def _opened(file: Path, key_file: Path | None, demand_signature: bool = False) -> SessionDocument:
-    from deployment.engine.options import read_key
     from state.document import open_document
 
     if demand_signature and key_file is None:
         fail("--signed needs a --key-file", 2)
-    key = None if key_file is None else read_key("--key-file", key_file)
+    key = None if key_file is None else _read(key_file).strip()
     return open_document(_read(file), key=key, demand_signature=demand_signature)
 
 

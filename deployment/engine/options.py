@@ -86,16 +86,13 @@ class EngineOptions:
 
     def cluster_key(self) -> bytes | None:
         """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
-        return None if self.cluster_key_file is None else read_key("cluster_key_file", self.cluster_key_file)
-
-
-def read_key(name: str, file: Path) -> bytes:
-    """The secret in `file`, without blanks around it; `name` is what errors call it. Raises ValueError for a file that
-    cannot be read, or that holds too little to be a secret."""
-    try:
-        key = file.read_bytes().strip()
-    except OSError as error:
-        raise ValueError(f"{name}: {file} cannot be read: {error.strerror}") from None
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"{name}: {file} holds {len(key)} bytes, must hold at least {MIN_KEY_BYTES}")
-    return key
+        if self.cluster_key_file is None:
+            return None
+        try:
+            key = self.cluster_key_file.read_bytes().strip()
+        except OSError as error:
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} cannot be read: {error.strerror}") from None
+        if len(key) < MIN_KEY_BYTES:
+            problem = f"holds {len(key)} bytes, must hold at least {MIN_KEY_BYTES}"
+            raise ValueError(f"cluster_key_file: {self.cluster_key_file} {problem}")
+        return key

@@ -487,29 +487,6 @@ def test_no_turn_begins_in_a_session_that_is_still_being_imported():
     run(steps())
 
 
-def test_an_import_whose_client_left_leaves_no_session():
-    async def steps() -> None:
-        world = World()
-        keeper, service = world.keeper["a"], world.service["a"]
-        call, begun = service.call, asyncio.Event()
-
-        async def without_end(command: Command) -> Event:
-            if isinstance(command, Import):
-                begun.set()
-                await asyncio.Event().wait()
-            return await call(command)
-
-        service.call = without_end  # pyright: ignore[reportAttributeAccessIssue]
-        task = asyncio.create_task(keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True)))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert keeper.held(KEY) is None and world.cluster.directory.locate(KEY) is None
-
-    run(steps())
-
-
 def test_export_needs_an_idle_session_with_a_past():
     async def steps() -> None:
         world = World()
