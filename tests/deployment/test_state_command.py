@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from typer.testing import CliRunner, Result
 
 from deployment.cli import app
@@ -161,6 +162,29 @@ def test_diff_names_fields_tokens_planes_and_the_first_layer_and_position(tmp_pa
             "1 of 1 layers differ, first layer 0 from position 65", "by at most 0.5",
         ),
     }  # fmt: skip
+
+
+def test_diff_compares_every_checkpoint_of_a_kind(tmp_path: Path):
+    parts = take_apart(GOLDEN.read_bytes())
+    (first, second), files = parts.manifest["checkpoints"], []
+    for created in (first["created"], first["created"] + 1):
+        same_kind = [first | {"created": created}, second | {"kind": first["kind"]}]
+        files.append(tmp_path / f"{created}.dfs")
+        files[-1].write_bytes(put_together(parts.with_manifest(checkpoints=same_kind)))
+    result = command("diff", *map(str, files), "--json")
+    assert (result.exit_code, [entry["place"] for entry in json.loads(result.stdout)]) == (
+        1, ["checkpoint turn_start.created"],
+    )  # fmt: skip
+
+
+def test_diff_tells_other_bytes_of_equal_tensors(tmp_path: Path):
+    parts = take_apart(GOLDEN.read_bytes())
+    tensors = safetensors.torch.load(parts.segment("image"))
+    named = safetensors.torch.save(tensors, {"made": "elsewhere"})
+    other = tmp_path / "other.dfs"
+    other.write_bytes(put_together(parts.with_segment("image", named)))
+    (entry,) = json.loads(command("diff", str(GOLDEN), str(other), "--json").stdout)
+    assert entry["place"] == "checkpoint turn_start image" and "equal tensors" in entry["right"]
 
 
 def test_diff_names_a_checkpoint_that_only_one_file_has(tmp_path: Path):
