@@ -41,7 +41,9 @@ class StateExchange:
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
         fingerprint = command.foreign.fingerprint if command.foreign else self._models.fingerprint
-        document = encode_session(self._memory, chosen, record, fingerprint, self._key)
+        # What came from outside unsigned does not become this cluster's own by passing through it.
+        key = None if self._sessions.is_private(command.session) else self._key
+        document = encode_session(self._memory, chosen, record, fingerprint, key)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployment.engine.engine import Engine
-from deployment.engine.messages import Export, Exported, Failed, Foreign, Import, Imported, Sampling
+from deployment.engine.messages import Export, Exported, Failed, Foreign, Fork, Import, Imported, Sampling
 from state.document import open_document
 from state.errors import MissingSegment
 from state.fingerprint import Matter
@@ -157,6 +157,20 @@ def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:
     assert same.call(Import("i", "s", document)).signed is True
     assert other.call(Import("i", "s", document)).signed is False
     assert Driver("dflash2", images=4).call(Import("i", "s", document)).signed is False
+
+
+def test_state_from_outside_does_not_become_the_clusters_own_by_passing_through_it(tmp_path, source) -> None:
+    (tmp_path / "key").write_text("k" * 16)
+    here, there = (Driver("dflash2", images=6, cluster_key_file=tmp_path / "key") for _ in range(2))
+    assert here.call(Import("i", "s", source[2], tenant="t")).signed is False
+    moved = there.call(Import("i", "s", exported(here).document, tenant="t"))
+    assert moved.signed is False and moved.frontiers
+    there.call(Fork("f", "s", "child"))
+    child = there.call(Export("e", "child")).document
+    assert here.call(Import("i", "back", child, tenant="t")).signed is False
+    own = there.submit(IDS, session="own", tenant="t", max_tokens=2, ignore_eos=True)
+    there.steps()
+    assert there.started(own).reused == 0, "nobody else in the tenant finds it"
 
 
 def test_a_checkpoint_whose_segments_are_missing_costs_the_session_only_that_checkpoint(source, monkeypatch) -> None:
