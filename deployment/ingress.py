@@ -25,7 +25,7 @@ from deployment.openai_format import (
     Completion,
     placement_object,
     replica_object,
-    session_object,
+    session_details,
     sse,
     sse_error,
 )
@@ -324,7 +324,7 @@ class Ingress:
         if placement is None:
             raise unknown_session(name)
         known = await self._ask("session_info", self._route(placement), key)
-        return session_object(placement, known if isinstance(known, SessionInfo) else None)
+        return session_details(placement, known if isinstance(known, SessionInfo) else None)
 
     @api.delete("/v1/sessions/{name:path}")
     async def delete_session(self, request: Request, name: str) -> Any:
