@@ -20,7 +20,15 @@ from starlette.exceptions import HTTPException
 
 from deployment.actors import Cluster
 from deployment.errors import Refused, RequestError, invalid, session_exists, unknown_session
-from deployment.openai_format import Choices, Completion, placement_object, replica_object, sse, sse_error
+from deployment.openai_format import (
+    Choices,
+    Completion,
+    placement_object,
+    replica_object,
+    session_details,
+    sse,
+    sse_error,
+)
 from deployment.ownership import Placement, SessionKey
 from deployment.schemas import ForkBody, MigrateBody, TurnBody, parse, read_json
 from deployment.settings import AppArgs
@@ -317,16 +325,7 @@ class Ingress:
         if placement is None:
             raise unknown_session(name)
         known = await self._ask("session_info", self._route(placement), key)
-        document = placement_object(placement)
-        if isinstance(known, SessionInfo):
-            document |= {
-                "tokens": known.tokens,
-                "frontier": known.frontier,
-                "running": known.running,
-                "transcript": list(known.transcript),
-                "turns": list(known.turns),
-            }
-        return document
+        return session_details(placement, known if isinstance(known, SessionInfo) else None)
 
     @api.delete("/v1/sessions/{name:path}")
     async def delete_session(self, request: Request, name: str) -> Any:

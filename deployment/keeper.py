@@ -31,6 +31,7 @@ from deployment.errors import (
 from deployment.ownership import Conflict, Epoch, Placement, SessionKey
 from deployment.session import Session
 from deployment.wire import HandedOver, NotHere
+from state.session_record import SessionRecord
 
 MOVE_SECONDS = 30.0
 """How long a session that was given away waits for its new owner's word before it takes turns again."""
@@ -132,19 +133,26 @@ class SessionKeeper:
         session = self._sessions[key] = Session(key, await self._claim_new(key))
         session.moving_until = math.inf  # no turn begins in what is not there yet
         try:
+            record = await self._import_exactly(session, document)
+            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
+            await self.copy(session)
+        except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
+            await self.abandon(session)
+            raise
+        return session
+
+    async def _import_exactly(self, session: Session, document: bytes) -> SessionRecord:
+        try:
             imported = await self._service.call(
                 Import(self._call(), session.engine_id, document, "disk", exact=True, tenant=session.key.tenant)
             )
         except EngineError as error:
-            await self.abandon(session)
             status = {BAD_STATE: 400, FINGERPRINT_MISMATCH: 409}.get(error.code)
             if status is None:
                 raise
             raise RequestError(status, error.code, f"document: {error.message}", "document") from None
         assert isinstance(imported, Imported) and imported.record is not None
-        session = self._sessions[key] = Session.of_record(key, session.epoch, imported.record)
-        await self.copy(session)
-        return session
+        return imported.record
 
     async def _claim_new(self, key: SessionKey) -> Epoch:
         granted = await self._cluster.claim(key, self._replica, None)

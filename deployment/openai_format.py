@@ -10,7 +10,7 @@ from typing import Any
 
 from deployment.errors import Refused
 from deployment.ownership import Placement
-from deployment.wire import Closed, Delta, Opened, ReplicaInfo, SessionFacts, TokenFact, TurnEvent
+from deployment.wire import Closed, Delta, Opened, ReplicaInfo, SessionFacts, SessionInfo, TokenFact, TurnEvent
 
 _FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
@@ -158,6 +158,20 @@ def placement_object(placement: Placement) -> dict[str, Any]:
             {"node": copy.node, "epoch": str(copy.epoch), "frontier": copy.frontier} for copy in placement.copies
         ],
     }
+
+
+def session_details(placement: Placement, known: SessionInfo | None) -> dict[str, Any]:
+    """With what the owner knows, if it does. Bytes, which only an imported session can hold, are shown as hex."""
+    shown = placement_object(placement)
+    if known is not None:
+        shown |= {
+            "tokens": known.tokens,
+            "frontier": known.frontier,
+            "running": known.running,
+            "transcript": list(known.transcript),
+            "turns": list(known.turns),
+        }
+    return json.loads(json.dumps(shown, default=bytes.hex))
 
 
 def replica_object(replica: ReplicaInfo) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Session:
 
     @classmethod
     def of_record(cls, key: SessionKey, epoch: Epoch, record: SessionRecord) -> Session:
-        """The session under a new epoch, and under the name that the key has."""
+        """The session under a new epoch, and under the name that the key has. Its captures are numbered anew."""
         return cls(
             key=key,
             epoch=epoch,
@@ -69,5 +69,4 @@ class Session:
             frontier=record.frontier,
             transcript=list(record.transcript),
             turns=list(record.turns),
-            order=record.order,
         )

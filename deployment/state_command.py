@@ -31,6 +31,7 @@ ApiKey = Annotated[str | None, typer.Option(envvar="DFLASH_API_KEY", help="Whose
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 TIMEOUT_SECONDS = 300.0
+READ_BYTES = 1 << 24
 
 
 @app.command()
@@ -94,6 +95,8 @@ def export_session(
     with one_sentence():
         from urllib.parse import quote
 
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} cannot be written: it exists and is no file")
         answer = _asked("GET", f"{url}/v1/sessions/{quote(session, safe='')}/export", api_key)
         _write_private(file, answer.content)
         typer.echo(f"{file}: {len(answer.content)} bytes of session {session}")
@@ -117,18 +120,27 @@ def import_session(
 
 
 def _read(file: Path) -> bytes:
+    """As much as the header says, and one byte more if there is more: a pipe may be read, a device does not end."""
+    from state.container import HEADER, stated_bytes
+
     try:
-        return file.read_bytes()
+        with file.open("rb") as stream:
+            data = bytearray(stream.read(HEADER.size))
+            end = stated_bytes(data) + 1
+            while part := stream.read(min(READ_BYTES, end - len(data))):
+                data += part
+            return bytes(data)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _opened(file: Path, key_file: Path | None, demand_signature: bool = False) -> SessionDocument:
+    from deployment.engine.options import read_key
     from state.document import open_document
 
     if demand_signature and key_file is None:
         fail("--signed needs a --key-file", 2)
-    key = None if key_file is None else _read(key_file).strip()
+    key = None if key_file is None else read_key(key_file, "--key-file")
     return open_document(_read(file), key=key, demand_signature=demand_signature)
 
 

@@ -166,10 +166,18 @@ class DirectoryStore:
         if path in self._directories:
             return
         self._make_directories(path.parent)
-        with suppress(FileExistsError):
+        try:
             self._files.make_directory(path)
+        except FileExistsError:
+            self._check_directory(path)
         self._files.sync_directory(path.parent)
         self._directories.add(path)
+
+    def _check_directory(self, path: Path) -> None:
+        """What lies behind a link would be written, but never listed or counted. Raises `StoreError`."""
+        if not any(entry.name == path.name and entry.is_directory for entry in self._files.entries(path.parent)):
+            name = str(path.relative_to(self._root))
+            raise StoreError("open", name, "is a file or a symbolic link, must be a directory")
 
     def _walk(self, directory: str, prefix: str) -> Iterator[Entry]:
         try:

@@ -51,13 +51,7 @@ def unseal(blob: Blob, *, key: bytes | None, demand_signature: bool) -> Envelope
     view = memoryview(blob).cast("B").toreadonly()
     if len(view) < HEADER.size + DIGEST_BYTES:
         raise FormatError("header", f"the document has {len(view)} bytes, which is less than header and trailer take")
-    magic, major, minor, flags, size, total = cast(tuple[bytes, int, int, int, int, int], HEADER.unpack_from(view))
-    if magic != MAGIC:
-        raise FormatError("header.magic", f"is {magic.hex(' ')}, must be {MAGIC.hex(' ')}: this is no session document")
-    if major != VERSION[0]:
-        raise FormatError("header.version", f"is {major}.{minor}, this reader knows {VERSION[0]}.x")
-    if flags & ~(SIGNED | DETACHED):
-        raise FormatError("header.flags", f"is {flags}, this reader knows {SIGNED} (signed) and {DETACHED} (detached)")
+    minor, flags, size, total = _header(view)
     if total != len(view):
         raise FormatError("header.size", f"is {total} bytes, but the document has {len(view)}")
     trailer_bytes = DIGEST_BYTES * (2 if flags & SIGNED else 1)
@@ -77,6 +71,25 @@ def unseal(blob: Blob, *, key: bytes | None, demand_signature: bool) -> Envelope
         raise FormatError("payload", f"has {len(payload)} bytes, but the header says that it lies elsewhere")
     manifest = bytes(view[HEADER.size : start])
     return Envelope(minor, signed, bool(signature), bool(flags & DETACHED), manifest, payload)
+
+
+def stated_bytes(head: Blob) -> int:
+    """How long a document is that begins with these bytes, so that no more of a file is read. Raises `FormatError`."""
+    return _header(memoryview(head).cast("B"))[-1]
+
+
+def _header(view: memoryview) -> tuple[int, int, int, int]:
+    """Minor version, flags, size of the manifest and of the document, as the header states them."""
+    if len(view) < HEADER.size:
+        raise FormatError("header", f"the document has {len(view)} bytes, which is less than its header takes")
+    magic, major, minor, flags, size, total = cast(tuple[bytes, int, int, int, int, int], HEADER.unpack_from(view))
+    if magic != MAGIC:
+        raise FormatError("header.magic", f"is {magic.hex(' ')}, must be {MAGIC.hex(' ')}: this is no session document")
+    if major != VERSION[0]:
+        raise FormatError("header.version", f"is {major}.{minor}, this reader knows {VERSION[0]}.x")
+    if flags & ~(SIGNED | DETACHED):
+        raise FormatError("header.flags", f"is {flags}, this reader knows {SIGNED} (signed) and {DETACHED} (detached)")
+    return minor, flags, size, total
 
 
 def _signature(key: bytes, head: bytes | memoryview) -> bytes:

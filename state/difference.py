@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ class Difference:
 
 
 def differences(left: SessionDocument, right: SessionDocument) -> Iterator[Difference]:
-    """All of them, in the order of the manifest. Checkpoints belong together by kind; payloads must be checked."""
+    """All of them, in the order of the manifest. Checkpoints belong together by kind, and by their order among those of
+    one kind; payloads must be checked."""
     yield from _facts("fingerprint", left.manifest.fingerprint, right.manifest.fingerprint)
     one, other = left.manifest.session, right.manifest.session
     for name in ("id", "branch", "epoch", "order", "opener", "frontier"):
@@ -36,17 +38,18 @@ def differences(left: SessionDocument, right: SessionDocument) -> Iterator[Diffe
     yield from _entries("turns", one.turns, other.turns)
     yield from _facts("layouts", left.manifest.layouts, right.manifest.layouts)
     lefts, rights = _by_kind(left), _by_kind(right)
-    for kind in [*lefts, *(kind for kind in rights if kind not in lefts)]:
-        if kind in lefts and kind in rights:
-            yield from _checkpoints(left, lefts[kind], right, rights[kind])
+    for kind, number in [*lefts, *(which for which in rights if which not in lefts)]:
+        which = (kind, number)
+        place = f"checkpoint {kind}" + (f" {number}" if number > 1 else "")
+        if which in lefts and which in rights:
+            yield from _checkpoints(place, left, lefts[which], right, rights[which])
         else:
-            yield Difference(f"checkpoint {kind}", *("there" if kind in side else "absent" for side in (lefts, rights)))
+            yield Difference(place, *("there" if which in side else "absent" for side in (lefts, rights)))
 
 
 def _checkpoints(
-    left: SessionDocument, one: CheckpointEntry, right: SessionDocument, other: CheckpointEntry
+    place: str, left: SessionDocument, one: CheckpointEntry, right: SessionDocument, other: CheckpointEntry
 ) -> Iterator[Difference]:
-    place = f"checkpoint {one.kind}"
     for name in ("id", "coverage", "parent", "fork_origin", "created"):
         if getattr(one, name) != getattr(other, name):
             yield Difference(f"{place}.{name}", str(getattr(one, name)), str(getattr(other, name)))
@@ -60,7 +63,8 @@ def _checkpoints(
     tensors = dict(right.tensors(other))
     for name, found in left.tensors(one):
         if name in differing:
-            yield from _planes(f"{place} {name}", name, found, tensors[name])
+            planes = list(_planes(f"{place} {name}", name, found, tensors[name]))
+            yield from planes or [Difference(f"{place} {name}", "content", "other content of equal tensors")]
 
 
 def _planes(
@@ -88,8 +92,14 @@ def _planes(
         yield Difference(f"{place} {plane}", what, f"by at most {gap:.3g}")
 
 
-def _by_kind(document: SessionDocument) -> dict[str, CheckpointEntry]:
-    return {entry.kind: entry for entry in document.manifest.checkpoints}
+def _by_kind(document: SessionDocument) -> dict[tuple[str, int], CheckpointEntry]:
+    """The checkpoints of each kind, numbered from 1 in their order."""
+    numbered: dict[tuple[str, int], CheckpointEntry] = {}
+    seen: Counter[str] = Counter()
+    for entry in document.manifest.checkpoints:
+        seen[entry.kind] += 1
+        numbered[entry.kind, seen[entry.kind]] = entry
+    return numbered
 
 
 def _digests(document: SessionDocument, entry: CheckpointEntry) -> dict[str, bytes]:

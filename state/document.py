@@ -46,8 +46,9 @@ def open_document(
 class SessionDocument:
     """An open document. `signed`: by the key that it was opened with. Nothing of it is in any memory before `load`.
 
-    The order of calls is that of `state/FORMAT.md`: the caller compares `manifest.fingerprint`, then `check_fit`, then
-    `check_payload`, then `load` for each checkpoint. `load` believes what `check_fit` has checked.
+    The order of calls is that of `state/FORMAT.md`: the caller compares `manifest.fingerprint`, then `check_fit`, then,
+    where all must be whole, `check_payload`, then `load` for each checkpoint. `load` believes what `check_fit` has
+    checked; each segment is hashed once, before its first use.
     """
 
     def __init__(self, manifest: Manifest, envelope: Envelope, fetch: Fetch | None) -> None:
@@ -57,6 +58,7 @@ class SessionDocument:
         self.detached = envelope.detached
         self._payload = envelope.payload
         self._fetch = fetch
+        self._hashed: set[int] = set()
         self._loaded: list[tuple[CheckpointEntry, Checkpoint]] = []
 
     # ------------------------------------------------------------------------------------------------ checks
@@ -88,19 +90,20 @@ class SessionDocument:
 
     def check_payload(self) -> None:
         """An attached payload must have the sha256 that the table states, segment by segment. `FormatError`."""
-        hashed = len(self.manifest.segments) if self.detached else 0
-        for entry in self.manifest.checkpoints:
+        for entry in self.manifest.checkpoints if not self.detached else ():
             for name, index in self._segments_of(entry):
-                if index >= hashed:  # segments stand in the order of their first use
-                    self._check_digest(name, index, self._attached(index))
-                    hashed = index + 1
+                self.segment(name, index)
 
     # ------------------------------------------------------------------------------------------------ reading
 
     def segment(self, name: str, index: int) -> Blob:
         """The bytes of a segment of the table; `name` is for errors. `MissingSegment` or `FormatError`."""
         if not self.detached:
-            return self._attached(index)  # `check_payload` has hashed it
+            data = self._attached(index)
+            if index not in self._hashed:
+                self._check_digest(name, index, data)
+                self._hashed.add(index)
+            return data
         stated = self.manifest.segments[index]
         data = None if self._fetch is None else self._fetch(stated.sha256)
         if data is None:

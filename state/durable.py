@@ -69,7 +69,7 @@ class DurableTier:
     ) -> None:
         if budget < 0:
             raise StateError(f"durable store: a budget of {budget} bytes, must not be negative")
-        if session_ttl <= 0:
+        if not session_ttl > 0:
             raise StateError(f"durable store: session_ttl is {session_ttl} seconds, must be positive")
         self._store = store
         self.budget = budget

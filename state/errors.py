@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+_HEAD, _TAIL = 800, 200
+"""Characters of a sentence that are shown from its beginning and its end."""
+
 
 class StateError(Exception):
-    """Base of all errors of this package; by itself: a wrong use of the books, such as releasing a page twice."""
+    """Base of all errors of this package; by itself: a wrong use of the books, such as releasing a page twice.
+
+    Whatever a document says of itself, the sentence has at most about 1,000 characters, all printable.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        if len(sentence) > _HEAD + _TAIL:
+            sentence = f"{sentence[:_HEAD]} ... {sentence[-_TAIL:]}"
+        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in sentence))
 
 
 class CapacityError(StateError):

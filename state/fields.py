@@ -90,7 +90,7 @@ class Fields:
 
     def visible(self, name: str) -> str:
         value = self.text(name, 128)
-        if not all("!" <= character <= "~" for character in value):
+        if not _is_visible(value):
             raise self.refuse(name, "1 to 128 visible ASCII characters")
         return value
 
@@ -122,8 +122,11 @@ class Fields:
         raise self.refuse(name, "[dtype, shape]")
 
     def facts(self) -> dict[str, str | int]:
-        """The map itself, of text and whole numbers."""
+        """The map itself, of text and whole numbers, named by 1 to 64 visible ASCII characters."""
         for name, value in self.values.items():
+            if not 1 <= len(name) <= 64 or not _is_visible(name):
+                problem = "is no name of a fact, which has 1 to 64 visible ASCII characters"
+                raise FormatError(f"{self.place}.{_short(name)}", problem)
             if type(value) not in (str, int):
                 raise self.refuse(name, "text or a whole number")
         return self.values
@@ -161,6 +164,10 @@ def _whole_numbers(value: object) -> tuple[int, ...] | None:
     if all(type(number) is int and 0 <= number < LARGEST for number in numbers):
         return tuple(cast(list[int], numbers))
     return None
+
+
+def _is_visible(text: str) -> bool:
+    return all("!" <= character <= "~" for character in text)
 
 
 def _short(value: object) -> str:

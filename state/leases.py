@@ -14,13 +14,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from state.byte_store import ByteStore
-from state.errors import StoreError
+from state.errors import StateError, StoreError
 from state.names import LEASES
 
 CLOCK_SLACK = 5.0
 """Seconds by which clocks of processes may differ: who holds a lease lets go that much before others believe it."""
 
 SWEEP_SECONDS = 30.0
+
+LONGEST_SECONDS = 3600.0
+"""No lease lasts longer. One that seems to was dated by a clock that was wrong, and holds nothing: it would stand in
+everybody's way until then."""
+
 _POLL_SECONDS = 0.02
 _DIGEST_BYTES = 32
 _NAME = re.compile(LEASES + r"(use|sweep)-(\d{16})-(\d{16})-([0-9a-f]{32})")
@@ -57,8 +62,11 @@ class Lease:
 
     def keep(self) -> None:
         """To be called before every step that relies on it. Raises `StoreError` if it has ended meanwhile."""
-        if self._leases.clock() >= self._ends:
+        left = self._ends - self._leases.clock()
+        if left <= 0:
             raise StoreError("keep", self._names[-1], "the lease has ended, because a step took too long")
+        if left > self._seconds + CLOCK_SLACK:
+            raise StoreError("keep", self._names[-1], "the lease is not believed any more: the clock was set back")
         self.renew()
 
     def renew(self) -> None:
@@ -81,11 +89,16 @@ class Lease:
 
 
 class Leases:
-    """Leases on a store. `seconds`: how long one lasts unless kept; `clock`: seconds since 1970."""
+    """Leases on a store. `seconds`: how long one lasts unless kept; `clock`: seconds since 1970.
+
+    Raises `StateError` for a number of seconds that no lease can last.
+    """
 
     def __init__(
         self, store: ByteStore, clock: Callable[[], float], sleep: Callable[[float], None], seconds: float
     ) -> None:
+        if not 1 <= seconds <= LONGEST_SECONDS:
+            raise StateError(f"leases: {seconds} seconds, must be from 1 to {LONGEST_SECONDS:.0f}")
         self.store = store
         self.clock = clock
         self._sleep = sleep
@@ -141,7 +154,9 @@ class Leases:
         return [held for held in self._all() if held.kind == kind and self._holds(held)]
 
     def _holds(self, held: _Found) -> bool:
-        return held.ends + CLOCK_SLACK > self.clock()
+        left = held.ends - self.clock()
+        longest = SWEEP_SECONDS if held.kind == "sweep" else LONGEST_SECONDS
+        return -CLOCK_SLACK < left <= longest + CLOCK_SLACK
 
     def _all(self) -> Iterator[_Found]:
         for entry in self.store.list(LEASES):

@@ -208,6 +208,7 @@ def parse_manifest(data: bytes, newer_minor: bool) -> Manifest:
     segments = tuple(_parse_segment(entry) for entry in root.children("segments"))
     entries = root.children("checkpoints", CHECKPOINT_LIMIT)
     checkpoints = tuple(_parse_checkpoint(entry, session.ledger, layouts) for entry in entries)
+    _check_identities(checkpoints)
     _check_table(checkpoints, segments)
     return Manifest(root.child("fingerprint").facts(), session, layouts, checkpoints, segments)
 
@@ -268,6 +269,14 @@ def _parse_layouts(root: Fields) -> Layouts:
 def _parse_segment(entry: Fields) -> Segment:
     entry.allow_only({"size", "sha256"})
     return Segment(entry.whole("size"), entry.octets("sha256", 32))
+
+
+def _check_identities(checkpoints: Sequence[CheckpointEntry]) -> None:
+    numbers: dict[str, int] = {}
+    for number, entry in enumerate(checkpoints):
+        first = numbers.setdefault(entry.id, number)
+        if first != number:
+            raise FormatError(f"manifest.checkpoints[{number}].id", f"is that of checkpoints[{first}] too")
 
 
 def _check_table(checkpoints: Sequence[CheckpointEntry], segments: Sequence[Segment]) -> None:

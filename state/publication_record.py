@@ -62,8 +62,12 @@ class Publication:
 def check_checkpoints(checkpoints: Sequence[StoredCheckpoint]) -> None:
     """Raises `StateError` naming the checkpoint whose facts cannot be true."""
     sizes: dict[bytes, int] = {}
+    ids: set[str] = set()
     for checkpoint in checkpoints:
         where = f"checkpoint {checkpoint.id}"
+        if checkpoint.id in ids:
+            raise StateError(f"{where}: two checkpoints of one publication have this id")
+        ids.add(checkpoint.id)
         if not (math.isfinite(checkpoint.seconds) and checkpoint.seconds >= 0):
             raise StateError(f"{where}: seconds is {checkpoint.seconds}, must be finite and not negative")
         for segment in checkpoint.segments:
@@ -108,9 +112,7 @@ def read_record(data: bytes) -> tuple[Publication, bytes]:
     fields = unpack(packed, _PLACE)
     publication = Publication(
         key=SessionKey(_field(fields, "tenant", str), _field(fields, "session", str)),
-        order=Order(
-            Epoch(_field(fields, "incarnation", int), _field(fields, "counter", int)), _field(fields, "sequence", int)
-        ),
+        order=Order(Epoch(_number(fields, "incarnation"), _number(fields, "counter")), _number(fields, "sequence")),
         published=_field(fields, "published", float),
         checkpoints=tuple(_read_checkpoint(item) for item in cast(list[object], _field(fields, "checkpoints", list))),
     )
@@ -137,6 +139,13 @@ def _read_checkpoint(item: object) -> StoredCheckpoint:
         seconds=_field(fields, "seconds", float),
         segments=tuple(StoredSegment(sha256, size) for sha256, size in _SEGMENT.iter_unpack(packed)),
     )
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = _field(fields, name, int)
+    if not 0 <= value <= LARGEST:
+        raise FormatError(_PLACE, f"{name} is {value}, must be from 0 to 2^53")
+    return value
 
 
 def _field(fields: dict[str, Any], name: str, kind: type[_T]) -> _T:

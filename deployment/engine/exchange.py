@@ -27,7 +27,7 @@ from deployment.engine.sessions import SessionTable
 from state.checkpoint import Checkpoint
 from state.codec import encode_session
 from state.document import SessionDocument, open_document
-from state.errors import FingerprintMismatch, MissingSegment
+from state.errors import CoverageError, FingerprintMismatch, FormatError, MissingSegment
 from state.fingerprint import Fingerprint, Mismatch, compare
 from state.memory import StateMemory
 from state.session_record import SessionRecord
@@ -61,8 +61,9 @@ class StateExchange:
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
-        fingerprint = self._made_by(command.foreign)
-        document = encode_session(self._memory, chosen, record, fingerprint, self._key)
+        document = encode_session(
+            self._memory, chosen, record, self._made_by(command.foreign), self._key_for(command.session)
+        )
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
 
@@ -72,12 +73,19 @@ class StateExchange:
             raise EngineError(errors.INVALID_REQUEST, "this engine was started without a durable tier")
         chosen = self._standing_for(command.session) if command.foreign is None else []
         read = self._durable.publish(
-            self._memory, command.key, command.order, chosen, command.record, self._made_by(command.foreign), self._key
+            self._memory,
+            command.key,
+            command.order,
+            chosen,
+            command.record,
+            self._made_by(command.foreign),
+            self._key_for(command.session),
         )
         return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
 
     def import_(self, command: Import) -> Imported:
-        """The session keeps what it had unless every checkpoint is whole, fits this model, and finds room."""
+        """The session keeps what it had unless the document is whole, fits this model, and finds room. A checkpoint
+        whose payload is damaged or missing is a miss, since the ledger is enough; `exact` refuses all for one."""
         fetch = self._durable.segment if self._durable is not None else None
         document = open_document(command.document, fetch=fetch, key=self._key)
         record = document.manifest.session.record()
@@ -87,7 +95,7 @@ class StateExchange:
             raise EngineError(errors.FINGERPRINT_MISMATCH, str(refused), mismatch.field)
         if mismatch is None or mismatch.matter != "text":
             document.check_tokens(self._models.target.public_rows)
-        loaded = self._load(document, command.session) if self._loadable(mismatch) else []
+        loaded = self._load(document, command) if self._loadable(mismatch) else []
         tenant = command.tenant if document.signed else None
         self._sessions.replace(command.session, loaded, command.origin, tenant)
         if loaded and record.ledger:
@@ -109,6 +117,10 @@ class StateExchange:
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.child))
         return Imported(command.call, command.child, frontiers)
 
+    def _key_for(self, session: str) -> bytes | None:
+        """What came from outside unsigned does not become this cluster's own by passing through it."""
+        return None if self._sessions.is_private(session) else self._key
+
     def _made_by(self, foreign: Foreign | None) -> Fingerprint:
         return foreign.fingerprint if foreign is not None else self._models.fingerprint
 
@@ -120,20 +132,23 @@ class StateExchange:
         logger.info("a session's state is %s: %s was %r, is %r", action, mismatch.field, mismatch.stored, mismatch.here)
         return accepted
 
-    def _load(self, document: SessionDocument, session: str) -> list[Checkpoint]:
-        """Every checkpoint of a document, or nothing; of a detached one, those whose segments are there."""
+    def _load(self, document: SessionDocument, command: Import) -> list[Checkpoint]:
+        """The checkpoints of a document that are whole."""
         document.check_fit(self._memory.geometry)
         for number, entry in enumerate(document.manifest.checkpoints):
             if _known(entry.kind) is None:
                 problem = f"manifest.checkpoints[{number}].kind is {entry.kind!r}, which is not known here"
                 raise EngineError(errors.BAD_STATE, problem)
-        document.check_payload()
+        if command.exact:
+            document.check_payload()
+        doubtful = MissingSegment if command.exact else (MissingSegment, FormatError, CoverageError)
         loaded: list[Checkpoint] = []
         try:
             for entry in document.manifest.checkpoints:
+                load = partial(document.load, self._memory, entry)
                 try:
-                    loaded.append(self._sessions.with_room(partial(document.load, self._memory, entry), keep=session))
-                except MissingSegment as error:
+                    loaded.append(self._sessions.with_room(load, keep=command.session))
+                except doubtful as error:
                     logger.warning("a checkpoint of a session is missed: %s", error)
         except BaseException:
             self._release(loaded)

@@ -10,7 +10,7 @@ from deployment.engine.drafting import Steps, check_steps
 
 Backend = Literal["none", "dflash", "dflash2"]
 
-MIN_KEY_BYTES = 16
+MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,17 @@ class EngineOptions:
 
     def cluster_key(self) -> bytes | None:
         """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
-        if self.cluster_key_file is None:
-            return None
-        try:
-            key = self.cluster_key_file.read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"cluster_key_file: {self.cluster_key_file} cannot be read: {error.strerror}") from None
-        if len(key) < MIN_KEY_BYTES:
-            problem = f"holds {len(key)} bytes, must hold at least {MIN_KEY_BYTES}"
-            raise ValueError(f"cluster_key_file: {self.cluster_key_file} {problem}")
-        return key
+        return None if self.cluster_key_file is None else read_key(self.cluster_key_file, "cluster_key_file")
+
+
+def read_key(file: Path, field: str) -> bytes:
+    """A cluster's secret, without white space around it. ValueError naming the field that named the file."""
+    try:
+        with file.open("rb") as stream:
+            key = stream.read(MAX_KEY_BYTES + 1).strip()
+    except OSError as error:
+        raise ValueError(f"{field}: {file} cannot be read: {error.strerror}") from None
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        held = f"{len(key)} bytes" if len(key) <= MAX_KEY_BYTES else "more"
+        raise ValueError(f"{field}: {file} holds {held}, must hold {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
+    return key

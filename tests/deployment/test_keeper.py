@@ -469,6 +469,63 @@ def test_a_document_that_is_refused_leaves_no_session(code: str, status: int):
     run(steps())
 
 
+def test_an_import_whose_client_goes_away_leaves_the_name_free():
+    async def steps() -> None:
+        world = World()
+        keeper, service = world.keeper["a"], world.service["a"]
+        call, begun = service.call, asyncio.Event()
+
+        async def endless(command: Command) -> Event:
+            if isinstance(command, Import):
+                begun.set()
+                await asyncio.sleep(1e9)
+            return await call(command)
+
+        service.call = endless  # pyright: ignore[reportAttributeAccessIssue]
+        document = packed(SessionRecord("x", (1, 2)), True)
+        importing = asyncio.create_task(keeper.create_imported(KEY, document))
+        await begun.wait()
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+        assert world.cluster.directory.locate(KEY) is None and keeper.held(KEY) is None
+        service.call = call
+        assert (await keeper.create_imported(KEY, document)).free
+
+    run(steps())
+
+
+def test_an_import_that_cannot_be_exported_again_leaves_no_session():
+    async def steps() -> None:
+        world = World()
+        service = world.service["a"]
+        call = service.call
+
+        async def no_export(command: Command) -> Event:
+            if isinstance(command, Export):
+                raise EngineError(BAD_STATE, "manifest.session.order")
+            return await call(command)
+
+        service.call = no_export  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(EngineError):
+            await world.keeper["a"].create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
+        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
+        assert service.held == set()
+
+    run(steps())
+
+
+def test_an_imported_session_numbers_its_captures_anew():
+    async def steps() -> None:
+        world = World()
+        record = SessionRecord("x", (1, 2), order=(1 << 53) - 1, frontier=1)
+        session = await world.keeper["a"].create_imported(KEY, packed(record, True))
+        held = world.cluster.store.newest(KEY)
+        assert session.order == 1 and held is not None and held.order == 1
+
+    run(steps())
+
+
 def test_no_turn_begins_in_a_session_that_is_still_being_imported():
     async def steps() -> None:
         world = World()

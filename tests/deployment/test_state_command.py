@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from typer.testing import CliRunner, Result
 
 from deployment.cli import app
@@ -132,6 +134,41 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         assert "nowhere.dfs cannot be read" in refused(1, name, str(tmp_path / "nowhere.dfs"))
 
 
+def test_a_file_that_does_not_end_is_not_read_to_its_end(tmp_path: Path):
+    assert "no session document" in refused(1, "inspect", "/dev/zero")
+    huge = tmp_path / "huge.dfs"
+    with huge.open("wb") as stream:
+        stream.truncate(1 << 40)
+    assert "no session document" in refused(1, "verify", str(huge))
+    assert "no session document" in refused(2, "import", str(huge), "--url", "http://127.0.0.1:1")
+    assert "--key-file: /dev/zero holds more" in refused(1, "verify", str(GOLDEN), "--key-file", "/dev/zero")
+    with huge.open("r+b") as stream:
+        stream.write(GOLDEN.read_bytes())
+    assert "header.size" in refused(1, "verify", str(huge))
+
+
+@pytest.mark.parametrize("size", [0, 10, 32, 63])
+def test_a_file_that_ends_too_soon_is_refused(tmp_path: Path, size: int):
+    short = tmp_path / "short.dfs"
+    short.write_bytes(GOLDEN.read_bytes()[:size])
+    for name in ("inspect", "verify"):
+        assert "header: the document has" in refused(1, name, str(short))
+    assert "header: the document has" in refused(2, "diff", str(GOLDEN), str(short))
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=(GOLDEN.read_bytes(),)).start()
+    assert command("verify", str(pipe)).exit_code == 0
+
+
+def test_a_key_that_is_no_secret_is_refused(tmp_path: Path):
+    empty = tmp_path / "empty"
+    empty.write_bytes(b" \n")
+    assert "--key-file" in refused(1, "verify", str(GOLDEN), "--signed", "--key-file", str(empty))
+
+
 # ------------------------------------------------------------------------------------------------ diff
 
 
@@ -161,6 +198,29 @@ def test_diff_names_fields_tokens_planes_and_the_first_layer_and_position(tmp_pa
             "1 of 1 layers differ, first layer 0 from position 65", "by at most 0.5",
         ),
     }  # fmt: skip
+
+
+def test_diff_compares_every_checkpoint_of_a_kind(tmp_path: Path):
+    parts = take_apart(GOLDEN.read_bytes())
+    (first, second), files = parts.manifest["checkpoints"], []
+    for created in (first["created"], first["created"] + 1):
+        same_kind = [first | {"created": created}, second | {"kind": first["kind"]}]
+        files.append(tmp_path / f"{created}.dfs")
+        files[-1].write_bytes(put_together(parts.with_manifest(checkpoints=same_kind)))
+    result = command("diff", *map(str, files), "--json")
+    assert (result.exit_code, [entry["place"] for entry in json.loads(result.stdout)]) == (
+        1, ["checkpoint turn_start.created"],
+    )  # fmt: skip
+
+
+def test_diff_tells_other_bytes_of_equal_tensors(tmp_path: Path):
+    parts = take_apart(GOLDEN.read_bytes())
+    tensors = safetensors.torch.load(parts.segment("image"))
+    named = safetensors.torch.save(tensors, {"made": "elsewhere"})
+    other = tmp_path / "other.dfs"
+    other.write_bytes(put_together(parts.with_segment("image", named)))
+    (entry,) = json.loads(command("diff", str(GOLDEN), str(other), "--json").stdout)
+    assert entry["place"] == "checkpoint turn_start image" and "equal tensors" in entry["right"]
 
 
 def test_diff_names_a_checkpoint_that_only_one_file_has(tmp_path: Path):
@@ -219,6 +279,15 @@ def test_export_writes_a_private_file_whole_or_not_at_all(server: Server, tmp_pa
     nowhere = tmp_path / "missing" / "out.dfs"
     assert "cannot be written" in refused(2, "export", "s", str(nowhere), "--url", server.url)
     assert [path.name for path in tmp_path.iterdir()] == ["out.dfs"]
+
+
+def test_export_replaces_nothing_but_a_file(server: Server, tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path, Path("/dev/null")):
+        assert "exists and is no file" in refused(2, "export", "s", str(place), "--url", server.url)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert server.asked == []
 
 
 def test_import_sends_the_file_and_tells_where_the_session_is(server: Server):

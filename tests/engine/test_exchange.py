@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployment.engine.engine import Engine
-from deployment.engine.messages import Export, Exported, Failed, Foreign, Import, Imported, Sampling
+from deployment.engine.messages import Export, Exported, Failed, Foreign, Fork, Import, Imported, Sampling
 from state.document import open_document
 from state.errors import MissingSegment
 from state.fingerprint import Matter
@@ -114,6 +114,22 @@ def test_a_foreign_ledger_stays_foreign_when_it_goes_on_to_travel(source) -> Non
     assert back.foreign is None and back.record.ledger == ledger
 
 
+def test_a_damaged_segment_costs_its_checkpoint_and_not_the_session_unless_all_must_be_exact(source) -> None:
+    _, ledger, document = source
+    frontiers = [entry.frontier for entry in open_document(document).manifest.checkpoints]
+    damaged = bytearray(document)
+    damaged[-33] ^= 1  # the payload's last byte, before the digest of the head
+    here = Driver("dflash2", images=4)
+    free = here.engine.memory.images.free
+    refused = here.call(Import("i", "s", bytes(damaged), exact=True))
+    assert isinstance(refused, Failed) and refused.code == "bad_state" and "sha256" in refused.message
+    assert here.engine.memory.images.free == free
+    answer = here.call(Import("i", "s", bytes(damaged)))
+    assert isinstance(answer, Imported) and list(answer.frontiers) == frontiers[:-1] and len(frontiers) == 2
+    assert answer.record is not None and answer.record.ledger == ledger
+    here.engine.memory.check_invariants()
+
+
 def test_tokens_that_this_model_does_not_have_are_refused_unless_another_tokenizer_made_them(source) -> None:
     record = SessionRecord("s", (2**31,))
     document = exported(source[0], record, checkpoints=False).document
@@ -157,6 +173,20 @@ def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:
     assert same.call(Import("i", "s", document)).signed is True
     assert other.call(Import("i", "s", document)).signed is False
     assert Driver("dflash2", images=4).call(Import("i", "s", document)).signed is False
+
+
+def test_state_from_outside_does_not_become_the_clusters_own_by_passing_through_it(tmp_path, source) -> None:
+    (tmp_path / "key").write_text("k" * 16)
+    here, there = (Driver("dflash2", images=6, cluster_key_file=tmp_path / "key") for _ in range(2))
+    assert here.call(Import("i", "s", source[2], tenant="t")).signed is False
+    moved = there.call(Import("i", "s", exported(here).document, tenant="t"))
+    assert moved.signed is False and moved.frontiers
+    there.call(Fork("f", "s", "child"))
+    child = there.call(Export("e", "child")).document
+    assert here.call(Import("i", "back", child, tenant="t")).signed is False
+    own = there.submit(IDS, session="own", tenant="t", max_tokens=2, ignore_eos=True)
+    there.steps()
+    assert there.started(own).reused == 0, "nobody else in the tenant finds it"
 
 
 def test_a_checkpoint_whose_segments_are_missing_costs_the_session_only_that_checkpoint(source, monkeypatch) -> None:

@@ -127,6 +127,21 @@ def test_symbolic_links_and_foreign_files_are_no_part_of_it(store: DirectoryStor
         store.get("v1/link")
 
 
+@pytest.mark.parametrize("place", ["v1", "v1/segments", "v1/segments/ab"])
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_what_stands_in_a_directorys_place_is_refused_because_its_content_would_not_be_counted(
+    store: DirectoryStore, tmp_path: Path, place: str, what: str
+) -> None:
+    elsewhere, stands = tmp_path / "elsewhere", tmp_path / "durable" / place
+    elsewhere.mkdir()
+    stands.parent.mkdir(parents=True, exist_ok=True)
+    stands.symlink_to(elsewhere) if what == "link" else stands.write_bytes(b"")
+    for write in (store.put, store.create):
+        with pytest.raises(StoreError, match=f"open {place}: .* must be a directory"):
+            write("v1/segments/ab/one", b"1")
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_a_leftover_is_listed_and_can_be_deleted(store: DirectoryStore, tmp_path: Path) -> None:
     store.put("v1/one", b"1")
     (tmp_path / "durable/v1/tmp-1700000000-00ff").write_bytes(b"123")

@@ -154,7 +154,8 @@ def test_random_damage_with_digests_made_to_fit_is_a_typed_error_or_the_same_fac
 
 def test_opening_and_refusing_a_manifest_takes_no_more_memory_than_a_few_times_its_bytes() -> None:
     ledger = bytes(4 * LEDGER_LIMIT)
-    shared = [dict(entry) | {"shared_tokens": LEDGER_LIMIT} for entry in good_parts().manifest["checkpoints"] * 64]
+    (entry,) = good_parts().manifest["checkpoints"]
+    shared = [entry | {"id": f"{number:032x}", "shared_tokens": LEDGER_LIMIT} for number in range(64)]
     blob = put_together(good_parts().with_manifest(ledger=ledger, checkpoints=shared))
     tracemalloc.start()
     try:

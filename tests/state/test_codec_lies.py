@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from state.container import HEADER, MANIFEST_LIMIT
-from state.errors import CoverageError, FingerprintMismatch, FormatError
+from state.errors import CoverageError, FingerprintMismatch, FormatError, StateError
 from state.geometry import StateGeometry
 from state.session_manifest import LEDGER_LIMIT
 from tests.state.blobs import Parts, packed, put_together, take_apart, words
@@ -109,6 +109,50 @@ def test_a_field_of_another_type_or_range_is_named(field: str, value: object, pl
 def test_a_checkpoints_field_of_another_type_or_range_is_named(field: str, value: object) -> None:
     error = refused(put_together(good_parts().with_checkpoint(0, **{field: value})))
     assert error.place == f"manifest.checkpoints[0].{field}"
+
+
+def test_two_checkpoints_of_one_identity_are_refused() -> None:
+    (entry,) = good_parts().manifest["checkpoints"]
+    assert (
+        refused(put_together(good_parts().with_manifest(checkpoints=[entry, entry]))).place
+        == "manifest.checkpoints[1].id"
+    )
+    other = entry | {"id": "f" * 32}
+    _, loaded = brought_in(memory_of(MIXED), put_together(good_parts().with_manifest(checkpoints=[entry, other])))
+    assert [checkpoint.id for checkpoint in loaded] == [entry["id"], "f" * 32]
+
+
+LONG = "\x1b[2J\n" + "z" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"fingerprint": FINGERPRINT | {LONG: 1}}, FormatError),
+        ({"fingerprint": FINGERPRINT | {"weights": LONG}}, FingerprintMismatch),
+        ({"layouts": good_parts().manifest["layouts"] | {LONG: {}}}, FormatError),
+        ({"layouts": {"image": {f"t{number}": ["F32", [1]] for number in range(9999)}}}, FormatError),
+        ({LONG: 1}, FormatError),
+        ({"transcript": [{"role": LONG}]}, FormatError),
+    ],
+)
+def test_what_a_document_says_neither_floods_nor_steers_who_reads_of_its_refusal(
+    changes: dict[str, object], kind: type[StateError]
+) -> None:
+    sentence = str(refused(put_together(good_parts().with_manifest(**changes)), kind))
+    assert len(sentence) < 1100 and sentence.isprintable()
+
+
+def test_a_key_that_stands_there_twice_is_named_briefly() -> None:
+    twice = b"\x82" + 2 * (bytes(msgpack.packb(LONG) or b"") + b"\x01")
+    sentence = str(refused(put_together(replace(good_parts(), manifest_bytes=twice))))
+    assert len(sentence) < 1100 and sentence.isprintable() and sentence.endswith("twice")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a b", "Größe"])
+def test_a_fact_of_the_fingerprint_has_a_short_visible_name(name: str) -> None:
+    error = refused(put_together(good_parts().with_manifest(fingerprint=FINGERPRINT | {name: 1})))
+    assert error.place.startswith("manifest.fingerprint.") and "64 visible" in error.problem
 
 
 def test_a_lineage_or_coverage_that_is_none_is_named() -> None:

@@ -23,6 +23,7 @@ from state.names import (
 )
 from state.publication_record import Publication, StoredCheckpoint, read_record, write_record
 from tests.state.stores import (
+    FIRST,
     KEY,
     TENANT,
     Clock,
@@ -314,6 +315,27 @@ def test_facts_of_a_checkpoint_that_cannot_be_true_are_refused(
     assert store.content == {}
 
 
+def test_two_checkpoints_of_one_id_are_refused_since_eviction_could_not_tell_them_apart(
+    store: MemoryStore, clock: Clock
+) -> None:
+    tier = open_tier(store, clock)
+    twice = [checkpoint("one", [A]), checkpoint("one", [B])]
+    with pytest.raises(StateError, match="checkpoint one: two checkpoints"):
+        tier.publish(KEY, Epoch(1, 1), 1, document("one"), twice, reader(A, B))
+    assert store.content == {}
+
+
+@pytest.mark.parametrize("sequence", [-1, (1 << 53) + 1, (1 << 64) - 1])
+def test_a_record_whose_order_no_name_can_have_is_passed_over(store: MemoryStore, clock: Clock, sequence: int) -> None:
+    tier = open_tier(store, clock)
+    publish(tier, "one", [A])
+    forged = write_record(Publication(KEY, Order(FIRST, sequence), 1.0, ()), document("forged"))
+    store.content[publication_name(key_digest(KEY), Order(Epoch(9, 9), 9))] = forged
+    assert tier.latest(KEY) == (Order(FIRST, 1), document("one"))
+    assert [publication.order for publication in tier.sessions()] == [Order(FIRST, 1)]
+    assert tier.sweep().records == 1
+
+
 def test_every_changed_byte_of_a_record_is_noticed() -> None:
     publication = Publication(KEY, Order(Epoch(1, 2), 3), 4.5, (checkpoint("one", [A, B], 1.5, "zero"),))
     data = write_record(publication, document("one"))
@@ -512,6 +534,39 @@ def test_a_sweep_that_does_not_end_is_an_error_after_a_while(clock: Clock) -> No
         publish(open_tier(Sweeping(), clock), "one")
 
 
+@pytest.mark.parametrize("ahead", [7200, 10 * 365 * 86400])
+def test_a_lease_that_a_wrong_clock_dated_into_the_future_is_in_nobodys_way(
+    store: MemoryStore, clock: Clock, ahead: int
+) -> None:
+    for kind in ("use", "sweep"):
+        name = f"{LEASES}{kind}-{int(clock.now) + ahead:016}-{10**9:016}-{'0' * 32}"
+        store.content[name] = bytes.fromhex(key_digest(KEY)) + segment(A).sha256
+    store.content[segment_name(segment(A).sha256)] = A
+    tier, began = open_tier(store, clock, budget=1000), clock.now
+    assert publish(tier, "one", [B])
+    tier.sweep()
+    assert clock.now == began, "nobody waited"
+    assert names(store, LEASES) == [] and tier.segment(segment(A).sha256) is None
+
+
+def test_who_holds_a_lease_while_the_clock_is_set_back_is_told(store: MemoryStore, clock: Clock) -> None:
+    tier = open_tier(store, clock)
+    publish(tier, "one", [A])
+    with tier.reading(KEY) as reading:
+        assert reading is not None
+        clock.now -= 1.5
+        assert reading.segment(segment(A).sha256) == A, "as much as clocks may differ"
+        clock.now -= 86400
+        with pytest.raises(StoreError, match="set back"):
+            reading.segment(segment(A).sha256)
+
+
+@pytest.mark.parametrize("seconds", [0, -5, 3601, float("nan")])
+def test_a_lease_that_would_end_at_once_or_never_is_refused(store: MemoryStore, clock: Clock, seconds: float) -> None:
+    with pytest.raises(StateError, match=r"leases: .* must be from 1 to 3600"):
+        open_tier(store, clock, lease_seconds=seconds)
+
+
 def test_leftovers_of_dead_writers_count_and_are_swept_by_age(store: MemoryStore, clock: Clock) -> None:
     for age in (0, 7200):
         store.content[f"{SEGMENTS}aa/tmp-{int(clock.now) - age}-{'0' * 16}"] = A
@@ -527,6 +582,8 @@ def test_a_tier_of_less_than_nothing_is_refused(store: MemoryStore, clock: Clock
         open_tier(store, clock, budget=-1)
     with pytest.raises(StateError, match="session_ttl is 0"):
         open_tier(store, clock, session_ttl=0)
+    with pytest.raises(StateError, match="session_ttl is nan"):
+        open_tier(store, clock, session_ttl=float("nan"))
 
 
 def test_the_same_holds_in_a_directory(tmp_path, clock: Clock) -> None:
