@@ -144,7 +144,8 @@ class Engine:
         if self._scheduler.knows(submit.turn):
             raise EngineError(errors.INVALID_REQUEST, f"turn {submit.turn!r} is running already", "turn")
         try:
-            check_submit(submit, self.models.context, self.models.target.public_rows)
+            models = self.models
+            check_submit(submit, models.context, models.target.public_rows, models.defaults.eos_ids)
             self._admission.check_size(submit)
             self._executor.grammars.check(submit.grammar)
             self._scheduler.enqueue(submit, self._clock())
