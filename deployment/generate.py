@@ -119,7 +119,7 @@ def generate(
             context=context,
             device=device,
             dtype=dtype,
-            lanes=lanes or (max(1, n) if batch is None else BATCH_LANES),
+            lanes=lanes if lanes is not None else max(1, n) if batch is None else BATCH_LANES,
         )
         if sum(given is not None for given in (prompt, prompt_ids, chat, batch)) != 1:
             raise ValueError("give exactly one of --prompt, --prompt-ids, --chat and --batch")

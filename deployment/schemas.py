@@ -112,6 +112,9 @@ class ResponseFormat(BaseModel):
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+MAX_DIGITS = 20
+"""Of a token id that is a key, and text therefore."""
+
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
@@ -129,7 +132,7 @@ class TurnBody(BaseModel):
     top_k: int | None = Field(default=None, strict=True, ge=-1)
     seed: int | None = Field(default=None, strict=True, ge=-(2**63), lt=2**64)
     min_p: float | None = Field(default=None, strict=True, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, strict=True, gt=0, le=100)
+    repetition_penalty: float | None = Field(default=None, strict=True, ge=0.01, le=100)
     presence_penalty: float | None = Field(default=None, strict=True, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, strict=True, ge=-2, le=2)
     logit_bias: dict[str, Bias] | None = None
@@ -181,8 +184,8 @@ class TurnBody(BaseModel):
     @classmethod
     def _token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         for token in bias or {}:
-            if not token.isascii() or not token.isdigit():
-                raise ValueError(f"keys must be token ids, got {token!r}")
+            if not token.isascii() or not token.isdigit() or len(token) > MAX_DIGITS:
+                raise ValueError(f"keys must be token ids, got {_shown(token)}")
         return bias
 
     @property
@@ -272,12 +275,18 @@ def _check_plain(value: Any, place: tuple[str, ...]) -> None:
 
 
 def parse(kind: type[Body], document: Any) -> Body:
-    """Validates a request body, or raises a RequestError that names the first field at fault."""
+    """Validates a request body, or raises a RequestError that names the first field at fault. A field that is null is
+    one that was left out."""
     if not isinstance(document, dict):
         raise invalid(f"the request body must be a JSON object, not {_json_type(document)}")
-    known = {name: value for name, value in document.items() if name in kind.model_fields}
+    fields = kind.model_fields
+    known = {
+        name: value
+        for name, value in document.items()
+        if name in fields and (value is not None or fields[name].is_required())
+    }
     for name, value in document.items():
-        if name not in known and not (issubclass(kind, TurnBody) and _asks_nothing(name, value)):
+        if name not in fields and not (issubclass(kind, TurnBody) and _asks_nothing(name, value)):
             raise invalid(f"{name}: {_shown(value)} is not supported", name)
     try:
         return kind.model_validate(known)

@@ -10,7 +10,7 @@ Source: decision 13.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Nothing is taken unless all is there; checkpoints of idle sessions make room, th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 
 from deployment.engine import errors
@@ -97,11 +97,11 @@ class Admission:
             min_tokens=submit.sampling.min_tokens,
         )
 
-    def share(self, lane: Lane) -> None:
-        """Keeps the state of a prompt that has just been prefilled for the turns that follow. It never makes room for
-        it: a turn that finds none prefills."""
+    def share(self, lane: Lane, over: Container[str]) -> None:
+        """Keeps the state of a prompt that has just been prefilled for the turns that follow, but not for those that
+        are `over`. It never makes room for it: a turn that finds none prefills."""
         for turn in lane.submit.followers:
-            if self._sessions.parked(turn) is not None:
+            if turn in over or self._sessions.parked(turn) is not None:
                 continue
             try:
                 self._sessions.park(turn, self._memory.capture(lane.memory, lane.ledger, "prompt", "turn_start"))

@@ -93,6 +93,7 @@ class Engine:
         self._lanes: list[Lane] = []
         self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
+        self._over: set[str] = set()  # turns that ended before the one that they follow
 
     @property
     def idle(self) -> bool:
@@ -114,12 +115,7 @@ class Engine:
         try:
             match command:
                 case Submit():
-                    if self._scheduler.knows(command.turn):
-                        raise EngineError(errors.INVALID_REQUEST, f"turn {command.turn!r} is running already", "turn")
-                    check_submit(command, self.models.context, self.models.target.public_rows)
-                    self._admission.check_size(command)
-                    self._executor.grammars.check(command.grammar)
-                    self._scheduler.enqueue(command, self._clock())
+                    self._submit(command)
                 case Cancel():
                     if self._scheduler.knows(command.turn):
                         self._cancelled.add(command.turn)
@@ -149,6 +145,19 @@ class Engine:
         except Exception as error:  # out of memory, a lost device: running turns must not end for one command
             logger.exception("a command failed")
             self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
+
+    def _submit(self, submit: Submit) -> None:
+        if self._scheduler.knows(submit.turn):
+            raise EngineError(errors.INVALID_REQUEST, f"turn {submit.turn!r} is running already", "turn")
+        try:
+            models = self.models
+            check_submit(submit, models.context, models.target.public_rows, models.defaults.eos_ids)
+            self._admission.check_size(submit)
+            self._executor.grammars.check(submit.grammar)
+            self._scheduler.enqueue(submit, self._clock())
+        except BaseException:
+            self._unpark(submit)
+            raise
 
     def facts(self) -> dict[str, int | str]:
         """What the engine holds now."""
@@ -227,7 +236,7 @@ class Engine:
                 lane.finish_reason = "cancelled"
                 self._guarded([lane], partial(self._finish, lane))
                 continue
-            self._sessions.unpark(ticket.turn)
+            self._unpark(ticket.submit)
             prompt_tokens = len(ticket.submit.prompt_ids)
             self._emit(Finished(ticket.turn, "cancelled", (), None, prompt_tokens, 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
@@ -246,7 +255,7 @@ class Engine:
         if victims:
             self._scheduler.admit(now, self._take)
         for late in self._scheduler.expired(now):
-            self._sessions.unpark(late.turn)
+            self._unpark(late.submit)
             message = f"the turn waited {now - late.waits_since:.1f} s, no lane was free in its time (queue_seconds)"
             self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
 
@@ -284,7 +293,7 @@ class Engine:
             self._lanes.append(lane)
             return self._admission.holding(lane)
         self._suspended.pop(ticket.turn, None)
-        self._sessions.unpark(ticket.turn)
+        self._unpark(submit)
         self._emit(failed)
         return None
 
@@ -322,7 +331,7 @@ class Engine:
         self._captures.prefilled(lane)
         if lane.frontier < lane.prefill_end or replayed:
             return
-        self._admission.share(lane)
+        self._admission.share(lane, self._over)
         token, logprobs = self._executor.first_token(lane)
         self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
         self._publish(lane, preview(lane, (token,)), None, logprobs)
@@ -366,11 +375,19 @@ class Engine:
             if lane in self._lanes:
                 self._lanes.remove(lane)
                 self._scheduler.ended(lane.submit.turn)
-            self._sessions.unpark(lane.submit.turn)
+            self._unpark(lane.submit)
             if not lane.suspended:
                 self.memory.close(lane.memory)
         finally:
             self._emit(last)
+
+    def _unpark(self, submit: Submit) -> None:
+        """Releases what was kept for a turn that is over. Where its leader's prompt is still to come, nothing will be
+        kept for it then."""
+        self._sessions.unpark(submit.turn)
+        self._over.difference_update(submit.followers)
+        if submit.after is not None and self._scheduler.knows(submit.after):
+            self._over.add(submit.turn)
 
 
 def _shown(error: Exception) -> str:

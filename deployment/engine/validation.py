@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import get_args
 
 from deployment.engine import errors
@@ -11,10 +12,16 @@ from deployment.engine.messages import Priority, Sampling, Submit, ThinkingBudge
 MAX_STOP_CHARACTERS = 1024
 """Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""
 
+MAX_ADDED = 1e4
+"""Of a bias or a penalty. Larger ones say nothing more, and logits in FP32 have their limits."""
 
-def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
+REPETITION = (0.01, 100.0)
+"""Of a repetition penalty, which divides and multiplies logits."""
+
+
+def check_submit(submit: Submit, limit: int, public_rows: int, end_ids: Collection[int]) -> None:
     """Raises EngineError, naming the field, for a turn that can never run. `limit`: the context limit; `public_rows`:
-    rows of the public vocabulary."""
+    rows of the public vocabulary; `end_ids`: the model's end tokens."""
     prompt = submit.prompt_ids
     if not prompt:
         raise EngineError(errors.INVALID_REQUEST, "the prompt is empty, must have at least one token", "prompt")
@@ -49,6 +56,7 @@ def check_submit(submit: Submit, limit: int, public_rows: int) -> None:
     _check_waiting(submit)
     _check_sampling(submit.sampling)
     _check_penalties(submit.sampling, public_rows)
+    _check_stop_ids(submit, public_rows, () if submit.ignore_eos else end_ids)
     _check_stop_strings(submit.stop_strings)
     if submit.thinking is not None:
         _check_thinking(submit.thinking, public_rows)
@@ -74,19 +82,21 @@ def _check_sampling(sampling: Sampling) -> None:
 
 
 def _check_penalties(sampling: Sampling, public_rows: int) -> None:
-    if not 0.0 < sampling.repetition_penalty < float("inf"):
-        message = f"repetition_penalty is {sampling.repetition_penalty}, must be a finite number above 0 (1: none)"
+    least, most = REPETITION
+    if not least <= sampling.repetition_penalty <= most:
+        message = f"repetition_penalty is {sampling.repetition_penalty}, must be {least:g} to {most:g} (1: none)"
         raise EngineError(errors.INVALID_REQUEST, message, "repetition_penalty")
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
-        if not abs(value) < float("inf"):
-            raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be a finite number", name)
+        if not abs(value) <= MAX_ADDED:
+            message = f"{name} is {value}, must be {-MAX_ADDED:g} to {MAX_ADDED:g}"
+            raise EngineError(errors.INVALID_REQUEST, message, name)
     for token, added in sampling.logit_bias:
         if not 0 <= token < public_rows:
             message = f"logit_bias names token id {token}, which is outside the vocabulary [0, {public_rows})"
             raise EngineError(errors.INVALID_REQUEST, message, "logit_bias")
-        if not abs(added) < float("inf"):
-            message = f"logit_bias of token {token} is {added}, must be a finite number"
+        if not abs(added) <= MAX_ADDED:
+            message = f"logit_bias of token {token} is {added}, must be {-MAX_ADDED:g} to {MAX_ADDED:g}"
             raise EngineError(errors.INVALID_REQUEST, message, "logit_bias")
     if sampling.min_tokens < 0:
         message = f"min_tokens is {sampling.min_tokens}, must be at least 0"
@@ -95,6 +105,19 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
         value, most = getattr(sampling, name), min(20, public_rows)
         if value is not None and not 0 <= value <= most:
             raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be 0 to {most}", name)
+
+
+def _check_stop_ids(submit: Submit, public_rows: int, end_ids: Collection[int]) -> None:
+    wrong = next((token for token in submit.stop_ids if not 0 <= token < public_rows), None)
+    if wrong is not None:
+        message = f"stop_token_ids names token id {wrong}, which is outside the vocabulary [0, {public_rows})"
+        raise EngineError(errors.INVALID_REQUEST, message, "stop_token_ids")
+    ends = {*submit.stop_ids, *(token for token in end_ids if token < public_rows)}
+    if submit.sampling.min_tokens and len(ends) == public_rows:
+        message = (
+            f"stop_token_ids holds every token, so that none may come before min_tokens, {submit.sampling.min_tokens}"
+        )
+        raise EngineError(errors.INVALID_REQUEST, message, "stop_token_ids")
 
 
 def _check_stop_strings(strings: tuple[str, ...]) -> None:

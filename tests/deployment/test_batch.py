@@ -188,8 +188,8 @@ def test_every_field_of_a_line_reaches_the_turn(tmp_path):
 def test_every_control_of_the_engine_has_an_option():
     """But those that are for many users of one engine, or for sessions."""
     options = set(inspect.signature(generate).parameters)
-    not_here = {"turn", "session", "stable_boundary", "system_boundary", "tenant", "priority", "queue_seconds"}
-    not_here |= {"followers", "after"}
+    not_here = {"turn", "session", "stable_boundary", "system_boundary", "tenant", "priority"}
+    not_here |= {"queue_seconds", "followers", "after"}
     named = {
         "stop_ids": "stop_token_ids", "stop_strings": "stop", "include_stop_string": "include_stop_str_in_output",
         "thinking": "thinking_budget", "grammar": "json_schema", "sub": "n", "sampling": "temperature",

@@ -66,6 +66,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"min_p": 1.5}, "min_p"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
@@ -96,6 +97,11 @@ def test_fields_that_change_nothing_are_accepted():
         | {"presence_penalty": 0.0, "frequency_penalty": 0, "response_format": {"type": "text"}, "tool_choice": "auto"},
     )
     assert body.messages[0].content == "Hello"
+
+
+def test_a_field_that_is_null_is_one_that_was_left_out():
+    nothing: dict[str, None] = {name: None for name in TurnBody.model_fields if name != "messages"}
+    assert parse(TurnBody, HELLO | nothing) == parse(TurnBody, HELLO)
 
 
 def test_stop_is_a_string_or_up_to_four():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from deployment.engine import errors
 from deployment.engine.messages import Cancel, Preempt, Submit
 from deployment.turns import choices
 from tests.engine import driving
@@ -83,6 +84,30 @@ def test_a_follower_that_is_cancelled_while_it_waits_leaves_nothing_behind():
     driver.steps()
     assert driver.finished(turns[1]).finish_reason == "cancelled" and not driver.engine.memory.checkpoints
     assert driver.finished(turns[2]).token_ids == alone("none", 2)
+
+
+def test_nothing_is_kept_for_a_follower_that_was_over_before_the_prompt_was_in():
+    driver = Driver("none", lanes=1, images=4, prefill_chunk=64, queue_turns=3)
+    turns = submitted(driver, 4)
+    assert driver.failed(turns[3]).code == errors.OVERLOADED
+    driver.engine.step()
+    driver.engine.execute(Cancel(turns[1]))
+    while not driver.started_events("t"):
+        driver.engine.step()
+    assert len(driver.engine.memory.checkpoints) == 1, "only the third one waits"
+    driver.steps()
+    assert not driver.engine.memory.checkpoints
+
+
+def test_what_was_kept_for_a_follower_that_is_refused_when_it_comes_is_released():
+    driver = Driver("none", lanes=1, images=4, queue_turns=1)
+    first, follower = choices(replace(SUBMIT, max_tokens=1), 2)
+    driver.engine.execute(first)
+    driver.steps()
+    assert len(driver.engine.memory.checkpoints) == 1
+    driver.submit(LONG, turn="in its way")
+    driver.engine.execute(follower)
+    assert driver.failed(follower.turn).code == errors.OVERLOADED and not driver.engine.memory.checkpoints
 
 
 def test_a_follower_can_be_preempted_before_its_first_token():

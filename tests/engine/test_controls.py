@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,10 +145,14 @@ def test_without_being_asked_nothing_is_told():
         ({"min_p": -0.1}, "min_p"),
         ({"min_p": float("nan")}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
         ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"presence_penalty": 1e39}, "presence_penalty"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty"),
         ({"logit_bias": ((8192, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((1, float("inf")),)}, "logit_bias"),
+        ({"logit_bias": ((1, -1e39),)}, "logit_bias"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"sub": 2**32}, "sub"),
@@ -157,6 +162,23 @@ def test_a_control_out_of_range_is_refused_by_name(fields, param):
     driver = engine("none")
     failed = driver.failed(driver.submit(prompt(0), sampling=Sampling(**fields)))
     assert (failed.code, failed.param) == (errors.INVALID_REQUEST, param)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(frequency_penalty=-1e4, presence_penalty=-1e4, repetition_penalty=0.01),
+        Sampling(frequency_penalty=1e4, presence_penalty=1e4, repetition_penalty=100.0),
+        Sampling(logit_bias=((290, 1e4), (290, 1e4), (291, -1e4))),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-30, 1e39])
+def test_the_largest_controls_that_are_taken_still_choose_by_order(sampling, temperature):
+    """Not by what numbers that are none compare to."""
+    chosen = tokens("dflash2", replace(sampling, temperature=temperature, seed=3))
+    if temperature < 1:
+        assert chosen == tokens("none", sampling)
+    assert set(chosen) != {0}
 
 
 def test_a_top_k_beyond_every_integer_of_the_device_keeps_all_tokens():

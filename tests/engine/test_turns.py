@@ -221,6 +221,9 @@ def test_turns_that_do_not_fit_together_run_one_after_another():
         ({"sampling": Sampling(seed=-1)}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stable_boundary": 10_000}, "stable_boundary"),
+        ({"stop_ids": (5, -30)}, "stop_token_ids"),
+        ({"stop_ids": (8192,)}, "stop_token_ids"),
+        ({"stop_ids": tuple(range(8192)), "sampling": Sampling(min_tokens=1)}, "stop_token_ids"),
     ],
 )
 def test_bad_controls_are_refused_by_name_and_the_engine_goes_on(fields, param):
