@@ -528,7 +528,7 @@ def head_works(drafter: Drafter, batch: int, width: int) -> Iterator[Work]:
 
 
 def total_work(drafter: Drafter, batch: int, width: int, frontier: int) -> Work:
-    """Append and propose. The floor reads the drafter's and the head's weights once, and the visible context."""
+    """Append and propose. The floor reads the drafter's and the head's weights once."""
     config = drafter.config
     at = scene(config, batch, width, frontier)
     features = noise(batch, width, drafter.feature.shape[1])
@@ -539,11 +539,11 @@ def total_work(drafter: Drafter, batch: int, width: int, frontier: int) -> Work:
         drafter.append_context(features, at.frontier - width, counts, at.rows, at.context)
         propose()
 
-    tensors = [drafter.feature, drafter._context_weight, drafter.head.weight[:PUBLIC]]
+    tensors = [drafter.feature, drafter.head.weight[:PUBLIC]]
     for layer in drafter.layers:
         tensors += [layer.qkv, layer.output, layer.gate_up, layer.down]
         tensors += [conv.projection for conv in (layer.attention_conv, layer.mlp_conv) if conv is not None]
-    weights = sum(tensor.nbytes for tensor in tensors) - drafter._context_weight.nbytes  # the same numbers as in qkv
+    weights = sum(tensor.nbytes for tensor in tensors)
     return Work("propose_total", batch, width, frontier, [both], [], weights)
 
 
@@ -592,10 +592,10 @@ def main() -> None:
                         rows.append(measure(name, drafter, work, errors, tbps))
                         del work
                     torch.cuda.empty_cache()
+        if args.output:
+            write_results(args.output, {**card(), "read_tbps": round(tbps, 3)}, rows)
         del drafter
         torch.cuda.empty_cache()
-    if args.output:
-        write_results(args.output, {**card(), "read_tbps": round(tbps, 3)}, rows)
 
 
 if __name__ == "__main__":
