@@ -28,7 +28,7 @@ from tests.engine.tiny import DRAFT_TOKENS, PUBLIC, TinyDriver
 WINDOW = 32
 WIDTH = DRAFT_TOKENS + 1
 WAYS = ("device", "host", "file", "durable")
-MORE = 4
+MORE = 5
 """Tokens after the place where a session was saved: some rounds, and sometimes a longer one."""
 BUDGET = 1 << 24
 SAMPLED = Sampling(temperature=0.9, seed=11)
