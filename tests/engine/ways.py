@@ -20,6 +20,7 @@ from state.background import BackgroundWriter
 from state.byte_store import DirectoryStore
 from state.document import open_document
 from state.durable import DurableTier, Published
+from state.files import OsFiles
 from state.names import Epoch, Order, SessionKey
 from state.session_record import SessionRecord
 from tests.engine.tiny import DRAFT_TOKENS, PUBLIC, TinyDriver
@@ -147,17 +148,27 @@ def taken(driver: TinyDriver, document: bytes, frontier: int) -> None:
     assert isinstance(answer, Imported) and answer.frontiers == (frontier,), answer
 
 
+class Unsynced(OsFiles):
+    """Files of a machine that never fails: hundreds of syncs would take longer than all else."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
 def through_the_durable_tier(source: TinyDriver, backend: Backend, root: Path, ledger: Sequence[int]) -> TinyDriver:
     """Published by an engine's thread, written by another, and read by an engine with a tier of its own."""
     outcomes: list[object] = []
     writer = BackgroundWriter(places=1)
-    tier = DurableTier(DirectoryStore(root), BUDGET, open_document)
+    tier = DurableTier(DirectoryStore(root, Unsynced()), BUDGET, open_document)
     source.engine._exchange._durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[-1]))
     key, order = SessionKey("a" * 64, f"session-{next(_names)}"), Order(Epoch(1, 1), 1)
     answer = source.call(Publish("p", "s", key, order, SessionRecord("s", tuple(ledger), frontier=len(ledger) - 1)))
     assert isinstance(answer, Publishing), answer
     assert writer.close(timeout=30) and len(outcomes) == 1 and isinstance(outcomes[0], Published), outcomes
-    reopened = DurableTier(DirectoryStore(root), BUDGET, open_document)
+    reopened = DurableTier(DirectoryStore(root, Unsynced()), BUDGET, open_document)
     idle = BackgroundWriter(places=1)
     found = DurableSessions(reopened, idle, 1e-4, lambda *told: None)
     idle.close(timeout=30)
