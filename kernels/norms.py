@@ -13,7 +13,7 @@ Source: specification ("plain_rmsnorm"), decision 10.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
