@@ -200,7 +200,7 @@ def combine_gated_parts(
     highest = tl.max(best, 0)
     total = tl.sum(total * tl.exp2(best - highest), 0)
     mixture = tl.zeros((HEAD_DIM,), tl.float32)
-    for begin in range(0, count, STEP):
+    for begin in range(0, count, STEP):  # pyright: ignore[reportArgumentType]
         of_step = begin + tl.arange(0, STEP)
         slot = first_slot + of_step * rows
         weight = tl.exp2(tl.load(best_ptr + slot, mask=of_step < count, other=float("-inf")) - highest)
