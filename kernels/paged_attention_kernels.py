@@ -111,7 +111,7 @@ def attend_parts(
     in_tile = (tl.arange(0, KEYS) * (KV_HEADS * HEAD_DIM))[:, None] + dim[None, :]
     pages = table_ptr + lane.to(tl.int64) * table_width
     page = tl.load(pages + begin // PAGE_TOKENS, mask=begin < stop, other=0)
-    for key_of_tile in tl.range(begin, stop, KEYS, num_stages=STAGES):
+    for key_of_tile in tl.range(begin, stop, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         key = key_of_tile + tl.arange(0, KEYS)
         there = (key < stop)[:, None]
         at_tile = page * page_stride + (key_of_tile % PAGE_TOKENS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
@@ -203,7 +203,7 @@ def combine_gated_parts(
     highest = tl.max(best, 0)
     total = tl.sum(total * tl.exp2(best - highest), 0)
     mixture = tl.zeros((HEAD_DIM,), tl.float32)
-    for begin in tl.range(0, count, STEP):
+    for begin in range(0, count, STEP):  # pyright: ignore[reportArgumentType]
         of_step = begin + tl.arange(0, STEP)
         slot = first_slot + of_step * rows
         weight = tl.exp2(tl.load(best_ptr + slot, mask=of_step < count, other=float("-inf")) - highest)

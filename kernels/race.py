@@ -55,7 +55,7 @@ def _race_kernel(
     token = block[:, None] * 4 + word
     weight = tl.load(weights_ptr + row * row_stride + token, mask=token < count, other=0.0)
     at = first_ptr + row * tl.num_programs(0) + tl.program_id(0)
-    if tl.max(tl.max(weight, 1), 0) > 0:
+    if tl.max(tl.max(weight, 1), 0) > 0:  # pyright: ignore[reportOperatorIssue]
         seed, position, sub = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(sub_ptr + row)
         key = block * 0  # the generator takes tensors of one shape
         word0, word1, word2, word3 = words_at(key + seed, block, key + position, PURPOSE, key + sub)

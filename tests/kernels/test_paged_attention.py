@@ -170,7 +170,7 @@ def test_programs_share_all_contexts_evenly_whichever_row_they_belong_to(lengths
     length = torch.tensor(lengths, device=DEVICE)
     share, parts = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.full((lanes,), -1, device=DEVICE)
     start, valid = (length - 1).clamp(min=0), length.clamp(max=1)
-    _leave_parts[(1,)](start, valid, share, parts, len(lengths), slots, KEYS=64, LANES=lanes)
+    _leave_parts[(1,)](start, valid, share, parts, len(lengths), slots, KEYS=64, LANES=lanes)  # pyright: ignore
     keys = int(share)
     assert parts.tolist() == [-(-n // keys) for n in lengths] + [0] * (lanes - len(lengths))
     assert keys % 64 == 0 and keys < sum(lengths) / slots + 65

@@ -79,7 +79,7 @@ def case(
     for row, live in enumerate(VALID.tolist()):
         q[row, live:] = POISON
         for x in (k, v):
-            x[row, live:] = 1e30  # would show among the pools' NaN
+            x[row, live:] = 1e9  # would show among the pools' NaN
     interleaved = torch.cat((q, gate), dim=-1).flatten(-2)
     projected = torch.cat((interleaved, k.flatten(-2), v.flatten(-2)), dim=-1)
     norms = torch.randn(2, dim, generator=generator).to(dtype)

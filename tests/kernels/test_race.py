@@ -15,8 +15,7 @@ def on_device(
     weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor
 ) -> torch.Tensor:
     """The kernel, on the card where there is one."""
-    weights, seeds, positions, sub = (x.to(DEVICE) for x in (weights, seeds, positions, sub))
-    return race_triton(weights, seeds, positions, purpose, sub).cpu()
+    return race_triton(weights.to(DEVICE), seeds.to(DEVICE), positions.to(DEVICE), purpose, sub.to(DEVICE)).cpu()
 
 
 def test_a_draw_does_not_depend_on_batch_rows_or_neighbours() -> None:
