@@ -98,8 +98,10 @@ class HostStore:
         return held
 
     def delete(self, key: SessionKey, epoch: Epoch) -> None:
-        """Drops a session and refuses later puts up to `epoch`."""
-        self._held.pop(key, None)
+        """Drops a session and refuses later puts up to `epoch`. One that was made anew since then stays."""
+        held = self._held.get(key)
+        if held is not None and held.epoch <= epoch:
+            del self._held[key]
         self._deleted[key] = max(epoch, self._deleted.get(key, epoch))
 
     def index(self) -> tuple[Held, ...]:

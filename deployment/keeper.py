@@ -152,6 +152,8 @@ class SessionKeeper:
                 raise
             raise RequestError(status, error.code, f"document: {error.message}", "document") from None
         assert isinstance(imported, Imported) and imported.record is not None
+        if not imported.record.ledger:
+            raise RequestError(400, BAD_STATE, "document: manifest.ledger: is empty, so there is nothing to continue")
         return imported.record
 
     async def _claim_new(self, key: SessionKey) -> Epoch:

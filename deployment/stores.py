@@ -9,6 +9,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from state.byte_store import Bytes, ByteStore, DirectoryStore, Entry, check_name
@@ -18,7 +19,8 @@ from state.errors import ExistsError, StateError, StoreError
 def open_store(place: str) -> ByteStore:
     """A store for a path, a file:// URL, or the URL of any file system that fsspec knows (s3://bucket/prefix).
 
-    Raises `StateError` for a scheme that is unknown, or whose package is not installed.
+    Raises `StateError` for a scheme that is unknown or whose package is not installed, and for one that would put
+    something between us and what is stored: a cache, or this machine's files by another way than `DirectoryStore`.
     """
     scheme = urlsplit(place).scheme
     if scheme in ("", "file"):
@@ -26,10 +28,14 @@ def open_store(place: str) -> ByteStore:
         if not path.startswith("/"):
             raise StateError(f"durable store: {place!r} must be an absolute path or a URL")
         return DirectoryStore(Path(path))
+    if "::" in place:
+        raise StateError(f"durable store: {place!r} is a chain of file systems, must be one URL")
     try:
         files, root = fsspec.core.url_to_fs(place, use_listings_cache=False)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # each file system has errors of its own
         raise StateError(f"durable store: {place!r} cannot be opened: {error}") from error
+    if isinstance(files, LocalFileSystem):
+        raise StateError(f"durable store: {place!r} is on this machine, must be an absolute path or a file:// URL")
     return FsspecStore(files, root)
 
 

@@ -101,6 +101,14 @@ def test_deleted_session_is_not_written_again_by_its_old_owner():
     assert put(hosts, KEY, "b", Epoch(1, 2), 1).accepted
 
 
+def test_a_late_deletion_takes_nothing_of_a_session_that_was_made_anew():
+    hosts = store()
+    put(hosts, KEY, "a", Epoch(1, 1), 1)
+    put(hosts, KEY, "b", Epoch(1, 2), 1, frontier=50)
+    hosts.delete(KEY, Epoch(1, 1))
+    assert frontier_of(hosts) == 50 and put(hosts, KEY, "b", Epoch(1, 2), 2).accepted
+
+
 def test_index_tells_everything_but_the_bytes():
     hosts = store()
     hosts.put(KEY, "a", Epoch(1, 1), 3, (10, 20), b"d" * 10)

@@ -515,6 +515,17 @@ def test_an_import_that_cannot_be_exported_again_leaves_no_session():
     run(steps())
 
 
+def test_a_document_without_a_token_leaves_no_session():
+    async def steps() -> None:
+        world = World()
+        with pytest.raises(RequestError) as caught:
+            await world.keeper["a"].create_imported(KEY, packed(SessionRecord("x", ()), False))
+        assert caught.value.refused.status == 400 and "manifest.ledger" in caught.value.refused.message
+        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
+
+    run(steps())
+
+
 def test_an_imported_session_numbers_its_captures_anew():
     async def steps() -> None:
         world = World()

@@ -101,3 +101,13 @@ def test_a_path_is_a_directory_store(tmp_path: Path, place: str) -> None:
 def test_a_place_that_cannot_be_is_refused_by_name(place: str) -> None:
     with pytest.raises(StateError, match=f"durable store: '{place}'"):
         open_store(place)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["local:///tmp/sessions", "C:\\sessions", "simplecache::memory://sessions", "dir::file:///tmp", "zip://", "s4://b"],
+)
+def test_a_place_that_is_no_store_of_its_own_is_refused_by_name(place: str) -> None:
+    with pytest.raises(StateError, match=r"durable store: ") as caught:
+        open_store(place)
+    assert repr(place) in str(caught.value)
