@@ -64,6 +64,9 @@ def serve(
     queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,
     tenant_lanes: Annotated[int | None, typer.Option(help="Turns of one API key that run together.")] = None,
     tenant_queued_tokens: Annotated[int | None, typer.Option(help="Prompt tokens of one API key that wait.")] = None,
+    hash_all_weights: Annotated[
+        bool, typer.Option("--hash-all-weights", help="Know weights by all their bytes, not by headers and samples.")
+    ] = False,
     accept_numeric_path: Annotated[
         bool, typer.Option("--accept-numeric-path", help="Load state that another library or card made.")
     ] = False,
@@ -104,6 +107,7 @@ def serve(
             queue_seconds=queue_seconds,
             tenant_lanes=tenant_lanes,
             tenant_queued_tokens=tenant_queued_tokens,
+            hash_all_weights=hash_all_weights,
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
             cluster_key_file=cluster_key_file,

@@ -83,7 +83,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         head = _proposal_head(options, target)
         drafter = Drafter.load(draft_files, draft_config, causal, target.embedding, head)
         skipped[options.draft] = draft_files.unused()
-        draft_weights = draft_files.sha256()
+        draft_weights = draft_files.sha256(options.hash_all_weights)
         draft_constants = _digest(replace(draft_config, causal=causal, max_positions=0, block_size=0))
     for directory, names in skipped.items():
         if names and not dry:
@@ -94,7 +94,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         geometry,
         config=_digest(replace(config, max_positions=0, eos_ids=())),
         draft_config=draft_constants,
-        weights=files.sha256(),
+        weights=files.sha256(options.hash_all_weights),
         drafter=draft_weights,
         tokenizer=tokenizer.sha256,
         template=chat_template.sha256,

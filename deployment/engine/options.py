@@ -35,6 +35,8 @@ class EngineOptions:
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
 
+    `hash_all_weights`: the fingerprint covers every byte of the weights, not headers and samples alone; all engines that
+    share sessions must agree about it.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
     `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
     session is known as such).
@@ -65,6 +67,7 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+    hash_all_weights: bool = False
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
     check_invariants: bool = False

@@ -169,3 +169,16 @@ def test_sha256_tells_two_trainings_of_one_geometry_apart(tmp_path: Path) -> Non
         save_file(tensors(seed), tmp_path / name / "model.safetensors")
         hashes.append(WeightFiles.open(tmp_path / name).sha256())
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_whole_digest_tells_apart_what_differs_beyond_the_samples(tmp_path: Path) -> None:
+    for name, last in (("a", 0.0), ("b", 1.0)):
+        (tmp_path / name).mkdir()
+        rows = torch.zeros(64, 64)
+        rows[-1, -1] = last  # 16 KiB in
+        save_file({"lm_head.weight": rows}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text("{}")
+    first, second = (WeightFiles.open(tmp_path / name) for name in ("a", "b"))
+    assert first.sha256() == second.sha256()
+    assert first.sha256(whole=True) != second.sha256(whole=True)
+    assert first.sha256(whole=True) != first.sha256()
