@@ -18,7 +18,7 @@ class AppArgs(BaseModel):
     `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
-    `hash_all_weights`: every byte of the weights is hashed at start, so that state of any other weights is known as such.
+    `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.

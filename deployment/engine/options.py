@@ -35,8 +35,8 @@ class EngineOptions:
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
 
-    `hash_all_weights`: the fingerprint covers every byte of the weights, not headers and samples alone; all engines that
-    share sessions must agree about it.
+    `hash_all_weights`: the fingerprint covers every byte of the weights, not headers and samples alone; all engines
+    that share sessions must agree about it.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
     `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
     session is known as such).
