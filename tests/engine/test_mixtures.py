@@ -1,5 +1,6 @@
 """Every control in every odd mixture, on lanes that come and go, are preempted, cancelled, forked and moved: each turn
-is what it is alone, prompts near the context's end and drafters with a shorter one included, and all memory comes back."""
+is what it is alone, prompts near the context's end and drafters with a shorter one included, and all memory comes
+back."""
 
 from __future__ import annotations
 
