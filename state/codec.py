@@ -14,7 +14,7 @@ from state.checkpoint import Checkpoint
 from state.container import seal
 from state.coverage import check_coverage
 from state.fingerprint import Fingerprint
-from state.geometry import PAGE_TOKENS
+from state.geometry import PAGE_TOKENS, StateGeometry
 from state.layouts import layouts
 from state.manifest import CheckpointEntry, Segment, entry_of, write_manifest
 from state.memory import StateMemory
@@ -96,6 +96,28 @@ def encode_detached(
     table = _Table(memory, digests or SegmentDigests(), keep_bytes)
     manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
+
+
+def encode_carried(
+    geometry: StateGeometry,
+    carried: Sequence[tuple[Checkpoint, Sequence[Segment]]],
+    record: SessionRecord,
+    fingerprint: Fingerprint,
+    key: bytes | None = None,
+) -> bytes:
+    """The detached document of a session whose checkpoints went out before, each with its segments: the record is new,
+    the state is what it was then. No memory is looked at."""
+    table: dict[bytes, int] = {}
+    segments: list[Segment] = []
+    entries: list[CheckpointEntry] = []
+    ledger = as_tokens(record.ledger, "manifest.ledger")
+    for checkpoint, its_segments in carried:
+        for segment in its_segments:
+            if table.setdefault(segment.sha256, len(segments)) == len(segments):
+                segments.append(segment)
+        entries.append(entry_of(checkpoint, ledger, [table[segment.sha256] for segment in its_segments]))
+    manifest = write_manifest(dict(fingerprint), record, layouts(geometry), entries, segments)
+    return seal(manifest, [], detached=True, key=key)
 
 
 def _manifest(

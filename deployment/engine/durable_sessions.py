@@ -2,7 +2,8 @@
 
 What a publication needs of the device is read at once, on the engine's thread, while the checkpoints are there; writing
 it is a background writer's work. Pages that were hashed before are not hashed again, and what is known to be stored is
-not read: a turn costs what it added.
+not read: a turn costs what it added. A turn whose state need not follow yet costs its record alone: the document then
+names the state that was written before.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from state.background import BackgroundWriter, Job, Superseded
 from state.checkpoint import Checkpoint
-from state.codec import DetachedSession, SegmentDigests, encode_detached
+from state.codec import DetachedSession, SegmentDigests, encode_carried, encode_detached
 from state.durable import DurableTier, Published
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
+from state.manifest import Segment
 from state.memory import StateMemory
 from state.names import Order, SessionKey
 from state.publication_record import StoredCheckpoint, StoredSegment
@@ -31,15 +33,22 @@ Outcome = Published | Superseded | Exception
 REMEMBERED = 1 << 16
 """Segments that are known to be stored; of more than that, some are read once more than needed."""
 
+REMEMBERED_SESSIONS = 1 << 12
+"""Sessions whose written state is known; of more than that, some write state with a record that could do without."""
+
+
+_Kept = tuple[Checkpoint, tuple[Segment, ...]]
+
 
 @dataclass(frozen=True)
 class _Publication:
-    """What is written later, without the device. `held`: segments by digest, all that were not known to be stored."""
+    """What is written later, without the device. `kept`: the checkpoints that the document names, with their segments.
+    `held`: segments by digest, all that were not known to be stored."""
 
     key: SessionKey
     order: Order
     document: bytes
-    checkpoints: tuple[StoredCheckpoint, ...]
+    kept: tuple[_Kept, ...]
     held: Mapping[bytes, bytes]
 
     def read(self, sha256: bytes) -> bytes:
@@ -66,6 +75,7 @@ class DurableSessions:
         self._done = done
         self._digests = SegmentDigests()
         self._stored: dict[bytes, None] = {}
+        self._written: dict[SessionKey, tuple[_Kept, ...]] = {}
         self._lock = threading.Lock()
 
     def segment(self, sha256: bytes) -> bytes | None:
@@ -85,51 +95,76 @@ class DurableSessions:
         record: SessionRecord,
         fingerprint: Fingerprint,
         signing_key: bytes | None,
+        record_alone: bool = False,
     ) -> int:
-        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait."""
-        detached = encode_detached(
-            memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
-        )
+        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait.
+
+        `record_alone`: the state that was written last stays as it is, and nothing is read of the device; where none
+        is known to be written, the state goes with the record all the same.
+        """
         with self._lock:
-            fresh = [segment for segment in detached.segments if segment.sha256 not in self._stored]
-        held = {segment.sha256: segment.read() for segment in fresh}
-        publication = _Publication(key, order, detached.document, self._described(checkpoints, detached), held)
+            carried = self._written.get(key) if record_alone else None
+        if carried is not None:
+            document = encode_carried(memory.geometry, carried, record, fingerprint, signing_key)
+            publication = _Publication(key, order, document, carried, {})
+        else:
+            detached = encode_detached(
+                memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
+            )
+            with self._lock:
+                fresh = [segment for segment in detached.segments if segment.sha256 not in self._stored]
+            held = {segment.sha256: segment.read() for segment in fresh}
+            publication = _Publication(key, order, detached.document, _kept(checkpoints, detached), held)
         self._writer.submit(
             Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
         )
-        return sum(map(len, held.values()))
+        return sum(map(len, publication.held.values()))
 
-    def _described(self, checkpoints: Sequence[Checkpoint], detached: DetachedSession) -> tuple[StoredCheckpoint, ...]:
+    def _described(self, kept: Sequence[_Kept]) -> tuple[StoredCheckpoint, ...]:
+        among = [checkpoint for checkpoint, _ in kept]
         return tuple(
             StoredCheckpoint(
                 id=checkpoint.id,
-                ancestor=_ancestor(checkpoint, checkpoints),
+                ancestor=_ancestor(checkpoint, among),
                 seconds=checkpoint.frontier * self._token_seconds,
-                segments=tuple(StoredSegment(segment.sha256, segment.size) for segment in detached.of(number)),
+                segments=tuple(StoredSegment(segment.sha256, segment.size) for segment in segments),
             )
-            for number, checkpoint in enumerate(checkpoints)
+            for checkpoint, segments in kept
         )
 
     def _write(self, publication: _Publication) -> Published:
         key, order, document = publication.key, publication.order, publication.document
-        publish = self._tier.publish
+        publish, described = self._tier.publish, self._described(publication.kept)
         try:
-            return publish(key, order.epoch, order.sequence, document, publication.checkpoints, publication.read)
+            return publish(key, order.epoch, order.sequence, document, described, publication.read)
         except MissingSegment as error:
             # The store let go of it in the meantime. The ledger must not wait for the turn that writes it again.
             logger.info("session %s becomes durable without its state: %s", key, error)
             return replace(publish(key, order.epoch, order.sequence, document, (), publication.read), payload=False)
 
     def _ended(self, publication: _Publication, outcome: Outcome) -> None:
-        digests = {segment.sha256 for checkpoint in publication.checkpoints for segment in checkpoint.segments}
+        digests = {segment.sha256 for _, segments in publication.kept for segment in segments}
         with self._lock:
+            if outcome != "superseded":
+                self._written.pop(publication.key, None)
+                if isinstance(outcome, Published) and outcome.payload and publication.kept:
+                    self._written[publication.key] = publication.kept
             for digest in digests if outcome != "superseded" else ():
                 self._stored.pop(digest, None)
                 if isinstance(outcome, Published) and outcome.payload:
                     self._stored[digest] = None
             while len(self._stored) > REMEMBERED:
                 del self._stored[next(iter(self._stored))]
+            while len(self._written) > REMEMBERED_SESSIONS:
+                del self._written[next(iter(self._written))]
         self._done(publication.key, publication.order, outcome)
+
+
+def _kept(checkpoints: Sequence[Checkpoint], detached: DetachedSession) -> tuple[_Kept, ...]:
+    return tuple(
+        (checkpoint, tuple(Segment(segment.size, segment.sha256) for segment in detached.of(number)))
+        for number, checkpoint in enumerate(checkpoints)
+    )
 
 
 def _ancestor(checkpoint: Checkpoint, among: Sequence[Checkpoint]) -> str | None:

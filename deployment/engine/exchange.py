@@ -80,6 +80,7 @@ class StateExchange:
             command.record,
             self._made_by(command.foreign),
             self._key_for(command.session),
+            record_alone=command.record_alone and command.foreign is None,
         )
         return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
 

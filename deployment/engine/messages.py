@@ -179,7 +179,9 @@ class Export:
 class Publish:
     """Makes a session durable under `key` as of `order`, with the same checkpoints as `Export`, in the background.
 
-    Answer: `Publishing`; what came of it is told to whoever made the engine's `DurableSessions`.
+    `record_alone`: its record and ledger, beside the state that was written last (`state/publication_policy.py` says
+    when that is enough); without such a state, all of it. Answer: `Publishing`; what came of it is told to whoever made
+    the engine's `DurableSessions`.
     """
 
     call: str
@@ -188,6 +190,7 @@ class Publish:
     order: Order
     record: SessionRecord
     foreign: Foreign | None = None
+    record_alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,12 @@ def turn(driver: TinyDriver, ledger: tuple[int, ...], asked: int, tokens: int = 
     return prompt + finished.token_ids
 
 
-def publish(driver: TinyDriver, durable: Durable, ledger: tuple[int, ...], sequence: int) -> Publishing:
+def publish(
+    driver: TinyDriver, durable: Durable, ledger: tuple[int, ...], sequence: int, record_alone: bool = False
+) -> Publishing:
     record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
-    answer = driver.call(Publish("p", "s", KEY, Order(Epoch(1, 1), sequence), record))
+    order = Order(Epoch(1, 1), sequence)
+    answer = driver.call(Publish("p", "s", KEY, order, record, record_alone=record_alone))
     assert isinstance(answer, Publishing), answer
     assert durable.writer.flush(timeout=30)
     return answer
@@ -108,6 +111,41 @@ def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Du
     started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
     assert (started.hit, started.reused, started.prefilled) == ("disk", len(ledger) - 1, 4)
     assert again.writer.close(timeout=30)
+
+
+def test_a_record_alone_is_durable_beside_the_state_that_was_written_before_it(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    written, state = durable.segments(), len(ledger) - 1
+    for sequence in (2, 3):
+        ledger = turn(driver, ledger, 9)
+        assert publish(driver, durable, ledger, sequence, record_alone=True).read == 0
+        assert durable.outcomes[sequence].payload and durable.segments() == written
+    fresh = durable.driver()
+    answer = found(durable, fresh)
+    assert answer.record is not None and answer.record.ledger == ledger and max(answer.frontiers) == state
+    ledger, gone_on = turn(driver, ledger, 3, tokens=9), turn(fresh, ledger, 3, tokens=9)
+    assert gone_on == ledger
+    started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert (started.hit, started.reused) == ("disk", state)
+    publish(driver, durable, ledger, 4)
+    assert len(ledger) - 1 in found(durable, durable.driver()).frontiers
+
+
+def test_a_record_that_has_no_state_to_stand_beside_brings_its_own(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    assert publish(driver, durable, ledger, 1, record_alone=True).read > 0
+    assert len(ledger) - 1 in found(durable, durable.driver()).frontiers
+    for name in durable.segments():
+        del durable.store.content[name]
+    ledger = turn(driver, ledger, 5)
+    publish(driver, durable, ledger, 2, record_alone=True)
+    assert durable.outcomes[2].payload is False, "the state that it names is not there"
+    ledger = turn(driver, ledger, 5)
+    publish(driver, durable, ledger, 3, record_alone=True)
+    assert durable.outcomes[3].payload and len(ledger) - 1 in found(durable, durable.driver()).frontiers
 
 
 def image_of(deepest: bool) -> Callable[[Any], int]:
