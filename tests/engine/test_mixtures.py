@@ -1,5 +1,6 @@
-"""Every control in every odd mixture, on lanes that come and go, are preempted, cancelled, forked and moved: each turn is
-what it is alone, prompts near the context's end and drafters with a shorter one included, and all memory comes back."""
+"""Every control in every odd mixture, on lanes that come and go, are preempted and cancelled, in sessions that are forked
+and moved: each turn is what it is alone, prompts near the context's end and drafters with a shorter one included, and
+all memory comes back."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ class Day:
             if before is None or before.session is None or self.rng.random() < 0.4 or len(self.submits) > 30:
                 continue
             prompt = before.prompt_ids + event.token_ids + event.hidden_ids  # pyright: ignore
-            prompt = prompt[: len(prompt) - self.rng.choice([0, 0, 1, 3])] + (self.rng.randrange(END),)
+            prompt = (*prompt[: len(prompt) - self.rng.choice([0, 0, 1, 3])], self.rng.randrange(END))
             self.submit(random_submit(self.rng, f"turn-{len(self.submits)}", prompt[: CONTEXT - 1]))
 
     def disturb(self) -> None:
