@@ -29,7 +29,8 @@ class Sampling:
     """How the next token is chosen; the defaults change nothing. Order of the controls: decision 12.
 
     `logit_bias`: (token id, added to its logit). `repetition_penalty` counts the prompt and the answer, `presence_` and
-    `frequency_penalty` the answer. `min_tokens`: end tokens and stop ids are forbidden until that many are published.
+    `frequency_penalty` the answer; biases and these two lie within 10,000 of 0, `repetition_penalty` from 0.01 to 100.
+    `min_tokens`: end tokens and stop ids are forbidden until that many are published.
     `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
