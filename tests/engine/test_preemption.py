@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -56,6 +57,32 @@ def test_a_turn_preempted_again_and_again_yields_the_tokens_and_rounds_of_the_un
     assert driver.streamed(turn) == expected.token_ids
     started = driver.started(turn)
     assert started.reused + started.prefilled == len(prompt(3))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["none", "dflash", "dflash2"])
+def test_the_demo_models_turns_are_those_alone_whatever_arrives_is_cancelled_or_preempted(backend):
+    rng = random.Random(11)
+    driver = Driver(backend, lanes=3, images=4, prefill_chunk=32)
+    asked: dict[str, tuple[int, Sampling]] = {}
+    cancelled: set[str] = set()
+    for _ in range(3000):
+        if len(asked) < 60 and rng.random() < 0.1:
+            which, sampling = rng.randrange(12), rng.choice([Sampling(), seeded(5, temperature=1.0)])
+            asked[driver.submit(prompt(which), sampling=sampling, max_tokens=30, ignore_eos=True)] = (which, sampling)
+        if asked and rng.random() < 0.15:
+            driver.engine.execute(Preempt(rng.choice(list(asked))))
+        if asked and rng.random() < 0.01:
+            cancelled.add(turn := rng.choice(list(asked)))
+            driver.engine.execute(Cancel(turn))
+        driver.engine.step()
+    driver.steps()
+    assert len(asked) == 60 and cancelled
+    for turn, (which, sampling) in asked.items():
+        expected = alone(prompt(which), 30, sampling, backend).token_ids
+        got = driver.streamed(turn)
+        assert got == expected[: len(got)] and (turn in cancelled or len(got) == 30)
+    assert not driver.engine.memory.sequences
 
 
 @pytest.mark.parametrize("images", [6, 0], ids=["from its checkpoint", "by replay"])
