@@ -1,5 +1,6 @@
-"""One launch of every kernel at the official geometry (27B: H = 5120, 16 q and k heads and 48 v heads of 128; drafts of
-8 columns), on tensors without memory: what a launcher would start, without a card to start it on."""
+"""One launch of every kernel at the official geometry (27B: H = 5120, 16 q and k heads and 48 v heads of 128, attention
+of 24 and 4 heads of 256; drafts of 8 columns), on tensors without memory: what a launcher would start, without a card
+to start it on."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ from kernels.head_norm_rotary import head_norm_rotary_triton
 from kernels.linear import linear_triton
 from kernels.norms import add_offset_rms_norm_triton, add_plain_rms_norm_triton, gated_rms_norm_triton
 from kernels.ordering import argmax_rows_triton
+from kernels.paged_attention import paged_attention_triton
+from kernels.place_heads import place_heads_triton
+from kernels.race import race_triton
+from kernels.randomness import TARGET
 from kernels.rotary import rotary_tables_triton
 from kernels.selector import select_path_triton
 from kernels.short_convolution import advance_histories_triton, short_convolution_triton
@@ -26,6 +31,7 @@ from kernels.shortlist import shortlist_triton
 B, W, H, EPS = 8, 8, 5120, 1e-6
 PUBLIC, VOCABULARY = 248077, 248320
 HEADS, KV_HEADS, D, WINDOW, DRAFT_LAYERS = 32, 8, 128, 2048, 5
+TARGET_HEADS, TARGET_KV_HEADS, TARGET_D, CHUNK = 24, 4, 256, 2048
 KEY_HEADS, VALUE_HEADS, DELTA_LAYERS, TAPS, SLOTS = 16, 48, 48, 4, 64
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * D
 
@@ -63,6 +69,24 @@ def delta_net() -> list[Callable[[], object]]:
         partial(gated_rms_norm_triton, out, z.unflatten(-1, (VALUE_HEADS, D)), tensor(D), EPS),
         partial(add_offset_rms_norm_triton, tensor(B, W, H), tensor(B, W, H), tensor(H), EPS),
     ]
+
+
+def target_attention() -> list[Callable[[], object]]:
+    """Verification of eight lanes, and one chunk of a prompt."""
+    launches: list[Callable[[], object]] = []
+    pages = tensor(4096, 64, TARGET_KV_HEADS, TARGET_D)
+    norm = tensor(TARGET_D)
+    for batch, width in ((B, W), (1, CHUNK)):
+        extents = tensor(batch, 512, dtype=INT64), tensor(batch, dtype=INT64), tensor(batch, dtype=INT64)
+        projected = tensor(batch, width, 2 * (TARGET_HEADS + TARGET_KV_HEADS) * TARGET_D)
+        tables = (tensor(batch, width, TARGET_D // 8, dtype=FP32),) * 2  # a quarter of a head is rotated
+        q = tensor(batch, width, TARGET_HEADS, TARGET_D)
+        launches += [
+            partial(place_heads_triton, projected, norm, norm, *tables, pages, pages, *extents, EPS),
+            partial(paged_attention_triton, q, q, pages, pages, *extents, scale=1.0),
+        ]
+    weights = tensor(B, PUBLIC, dtype=FP32)
+    return [*launches, partial(race_triton, weights, rows(), rows(), TARGET, rows())]
 
 
 def draft_attention() -> list[Callable[[], object]]:
@@ -114,4 +138,4 @@ def draft_block() -> list[Callable[[], object]]:
 
 
 def official_launches() -> list[Callable[[], object]]:
-    return [*delta_net(), *draft_attention(), *draft_block()]
+    return [*delta_net(), *target_attention(), *draft_attention(), *draft_block()]

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-STACKS = {"_store_layers": 32, "_tables": 32}
-"""Sine and cosine of large angles keep 2 / pi in pieces there; nothing else has a stack."""
+STACKS = {"_store_layers": 32, "_tables": 32, "attend_parts": 16}
+"""Sine and cosine of large angles keep 2 / pi in pieces there; attention over heads of 256 takes all 255 registers, and
+a few bytes more. Nothing else has a stack."""
+ALONE = {"attend_parts"}
+"""Over heads of 256 one program of it fills a multiprocessor."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,7 +42,8 @@ def test_no_kernel_spills_registers(result: dict[str, Any]) -> None:
 
 
 def test_no_program_takes_more_shared_memory_than_two_on_a_multiprocessor_have(result: dict[str, Any]) -> None:
-    assert max(entry["shared"] for entry in result["compiled"]) <= 113 * 1024
+    for entry in result["compiled"]:
+        assert entry["shared"] <= (227 if entry["kernel"] in ALONE else 113) * 1024, entry["kernel"]
 
 
 # ------------------------------------------------------------------------------------------------ Fold
