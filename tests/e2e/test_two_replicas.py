@@ -46,7 +46,7 @@ def url() -> Iterator[str]:
             os.umask(mask)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
     with keyed(url) as client:
         yield client
@@ -454,6 +454,7 @@ def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed
     sampled = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
     undisturbed, killed = [], []
     for session, answers in (("calm", undisturbed), ("struck", killed)):
+        client = keyed(client.base_url)
         answers.append(text(chat(client, [FACT], session)))
         answers.append(text(turn(client, session, QUESTION)))
         if session == "struck":
