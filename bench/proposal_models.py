@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from kernels.acceptance import RowSampling
+from kernels.acceptance import Proposal, RowSampling
+from kernels.block_attention import full_block_attention, local_block_attention
 from model.config import DraftConfig, RotaryConfig
 from model.drafter import Convolution, DraftContext, Drafter, DraftLayer, DraftRows, Selector
 from model.heads import ProposalHead
 
 VOCABULARY, PUBLIC, PAGE = 248320, 248077, 64
 LOCAL, FULL = "sliding_attention", "full_attention"
+Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v of a block."""
 
 DFLASH2_27B = DraftConfig(
     kind="dflash2",
@@ -189,3 +193,28 @@ def scene(config: DraftConfig, batch: int, width: int, frontier: int, ragged: bo
         torch.randint(0, PUBLIC, (batch,), device="cuda"),
         sampling,
     )
+
+
+# ------------------------------------------------------------------------------------------------ work on a scene
+
+
+def qkv(drafter: Drafter, batch: int, width: int) -> Block:
+    c = drafter.config
+    both = (c.num_kv_heads, c.head_dim)
+    return noise(batch, width, c.num_heads, c.head_dim), noise(batch, width, *both), noise(batch, width, *both)
+
+
+def shape_of(drafter: Drafter) -> tuple[int, float]:
+    return drafter.config.head_dim, drafter.config.rms_norm_eps
+
+
+def attend(drafter: Drafter, at: Scene, layer: int, block: Block, causal: bool) -> torch.Tensor:
+    keys, values = drafter._stores(at.rows, at.context).planes(layer)
+    scale = drafter.config.head_dim**-0.5
+    if drafter.local[layer]:
+        return local_block_attention(*block, keys, values, at.rows.slots, at.frontier, at.columns, causal, scale)
+    return full_block_attention(*block, keys, values, at.rows.page_table, at.frontier, at.columns, causal, scale)
+
+
+def propose_call(drafter: Drafter, at: Scene, width: int) -> Callable[[], Proposal]:
+    return lambda: drafter.propose(at.anchors, at.frontier, at.columns, width, at.rows, at.context, at.sampling)
