@@ -2,8 +2,8 @@
 
     python -m bench.proposal_kernels [--output bench/results/proposal_kernels.h200.json] [--quick]
 
-First the errors (`bench/proposal_checks.py`). Then the time of each operator beside its floor and beside the obvious way
-to write it in torch (SDPA, torch.topk, the library's products), both captured in graphs, both on inputs that rotate.
+First the errors (`bench/proposal_checks.py`). Then the time of each operator beside its floor and beside the obvious
+way to write it in torch (SDPA, torch.topk, the library's products), both captured in graphs, on inputs that rotate.
 """
 
 from __future__ import annotations
