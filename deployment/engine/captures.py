@@ -6,7 +6,7 @@
                  prompt or a long answer, for the session
 
 A turn end without an image loses nothing: the session's ledger goes on to its end, and whoever continues prefills what
-came after its last image. The first image of a session is kept however short it is, since a ledger travels with images.
+came after its last image. The first image of a session is kept however short it is: a fork begins at an image.
 """
 
 from __future__ import annotations
