@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from deployment.errors import RequestError
-from deployment.ingress import body_of
+from deployment.request_reading import body_of
 
 
 def request(parts: list[bytes], stated: str | None = None) -> tuple[Request, list[bytes]]:

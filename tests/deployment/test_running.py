@@ -12,11 +12,11 @@ import pytest
 from deployment.engine.messages import Event, Sampling, Started, Submit
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError
-from deployment.ingress import turn_request
 from deployment.keeper import SessionKeeper
 from deployment.openai_format import Choices, Completion
 from deployment.ownership import Epoch, SessionKey
 from deployment.replica import EngineReplica
+from deployment.request_reading import turn_request
 from deployment.running import RunningTurn
 from deployment.schemas import TurnBody, parse
 from deployment.session import Session
