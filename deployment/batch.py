@@ -28,6 +28,7 @@ from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
 from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
 from deployment.schemas import Message, TokenId, TurnBody, parse, read_json
+from deployment.turns import seed_of, top_k_of
 
 NOT_IN_A_BATCH = ("model", "stream", "stream_options", "priority", "queue_seconds")
 
@@ -114,7 +115,7 @@ def asked_of(body: LineBody, defaults: Asked) -> Asked:
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
     sampling: dict[str, Any] = {name: given[name] for name in _SAMPLING if name in given}
     if "top_k" in given:
-        sampling["top_k"] = min(max(0, given["top_k"]), 2**31 - 1)
+        sampling["top_k"] = top_k_of(given["top_k"])
     if "logit_bias" in given:
         sampling["logit_bias"] = body.bias
     if "logprobs" in given:
@@ -123,7 +124,7 @@ def asked_of(body: LineBody, defaults: Asked) -> Asked:
     if body.token_budget is not None:
         asked["max_tokens"] = body.token_budget
     if "seed" in given:
-        asked["seed"] = given["seed"] % 2**64
+        asked["seed"] = seed_of(given["seed"])
     if "stop_token_ids" in given:
         asked["stop_ids"] = tuple(given["stop_token_ids"])
     if "stop" in given:

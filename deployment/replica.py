@@ -39,8 +39,10 @@ from deployment.turns import (
     append,
     choices,
     full_history,
+    seed_of,
     think_is_open,
     thinking_budget,
+    top_k_of,
 )
 from deployment.wire import (
     Adopted,
@@ -238,11 +240,9 @@ class EngineReplica:
         defaults = self._service.generation_defaults
         sampling = Sampling(
             temperature=defaults.temperature if request.temperature is None else request.temperature,
-            # More than there are tokens is all of them; the engine counts in 32 bits.
-            top_k=min(max(0, defaults.top_k if request.top_k is None else request.top_k), 2**31 - 1),
+            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
             top_p=defaults.top_p if request.top_p is None else request.top_p,
-            # A negative seed names the same 64 bits as its two's complement.
-            seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+            seed=seed_of(request.seed),
             min_p=request.min_p,
             repetition_penalty=request.repetition_penalty,
             presence_penalty=request.presence_penalty,

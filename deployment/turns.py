@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -148,6 +149,16 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) ->
         begin=tokenizer.id_of(THINK_OPEN),
         opened=think_is_open(tokenizer, prompt.ids[prompt.stable_boundary :]),
     )
+
+
+def top_k_of(asked: int) -> int:
+    """The engine's top-k: 0 or less keeps all, and so does more than there are tokens; it counts in 32 bits."""
+    return min(max(0, asked), 2**31 - 1)
+
+
+def seed_of(asked: int | None) -> int:
+    """64 bits. A negative seed names the same ones as its two's complement; None: random ones."""
+    return secrets.randbits(64) if asked is None else asked % 2**64
 
 
 def choices(submit: Submit, n: int) -> list[Submit]:
