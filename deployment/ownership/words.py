@@ -1,10 +1,31 @@
-"""The words of `spec/ownership.md`: whose session it is, under which epoch, and which copies of it exist."""
+"""The words of ownership: whose session it is, under which epoch, and which copies of it exist."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from state.names import Epoch, SessionKey
+from state.names import Epoch, Order, SessionKey
+
+NEVER = Epoch(0, 0)
+"""Below every epoch that a directory grants."""
+
+NOTHING = Order(NEVER, 0)
+"""Where a log stands in which nothing was written yet."""
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """A host store as a keeper of copies: its node, and the incarnation of its arena (32 hex digits).
+
+    A fresh arena has a fresh incarnation, so that what a store held before it was lost is never taken for what it holds
+    now.
+    """
+
+    node: str
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.node[:12]}:{self.incarnation[:8]}"
 
 
 @dataclass(frozen=True)
@@ -42,3 +63,17 @@ class Conflict:
     """The directory's no: the session is not where the claimant believed it to be. `current` is None if it is gone."""
 
     current: Placement | None
+
+
+__all__ = [
+    "NEVER",
+    "NOTHING",
+    "Conflict",
+    "Copy",
+    "Epoch",
+    "Grant",
+    "Member",
+    "Order",
+    "Placement",
+    "SessionKey",
+]
