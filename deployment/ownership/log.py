@@ -91,8 +91,8 @@ class Sealed:
 
 @dataclass(frozen=True)
 class SetNamed:
-    """Under `order.epoch` these stores hold copies, and `owner` is the replica that writes them. A store that reads here
-    that it is not among them holds nothing that counts."""
+    """Under `order.epoch` these stores hold copies, and `owner` is the replica that writes them. A store that is not
+    among them holds nothing that counts."""
 
     order: Order
     members: tuple[Member, ...]

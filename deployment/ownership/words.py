@@ -29,6 +29,15 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Named:
+    """Which stores hold copies of a session under an epoch, and which replica writes them."""
+
+    epoch: Epoch
+    members: tuple[Member, ...]
+    owner: str
+
+
+@dataclass(frozen=True)
 class Copy:
     """A session's Host replicas on one node. `order` numbers a session's captures; `frontier` is the deepest one."""
 
@@ -73,6 +82,7 @@ __all__ = [
     "Epoch",
     "Grant",
     "Member",
+    "Named",
     "Order",
     "Placement",
     "SessionKey",
