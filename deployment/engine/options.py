@@ -40,6 +40,7 @@ class EngineOptions:
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
     `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
     session is known as such).
+    `own_process`: the engine runs in a process of its own (None: on a card it does, on a CPU it is a thread).
     `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
     hunting faults, since it takes time in proportion to pages and images.
     """
@@ -70,6 +71,7 @@ class EngineOptions:
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
+    own_process: bool | None = None
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +88,11 @@ class EngineOptions:
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
         self.cluster_key()
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine has a process of its own."""
+        return self.device != "cpu" if self.own_process is None else self.own_process
 
     def cluster_key(self) -> bytes | None:
         """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""
