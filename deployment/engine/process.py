@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 # Nothing heavy is imported before the parent is watched: torch takes seconds.
 if TYPE_CHECKING:
+    from deployment.engine.durability import Durability
     from deployment.engine.engine import Engine
     from deployment.engine.options import EngineOptions
 
@@ -44,19 +45,23 @@ def main(connection: socket.socket, parent: int) -> None:
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine = _loaded(first[0], connection, events)
+    engine, durability = _loaded(first[0], connection, events)
     writer = threading.Thread(target=send_queued, args=(connection, events), daemon=True)
     writer.start()
     from deployment.engine.loop import run_engine
 
     run_engine(engine, commands)
+    durability.close()
     events.put(None)
     writer.join()
 
 
-def _loaded(options: EngineOptions, connection: socket.socket, events: queue.SimpleQueue[Any]) -> Engine:
+def _loaded(
+    options: EngineOptions, connection: socket.socket, events: queue.SimpleQueue[Any]
+) -> tuple[Engine, Durability]:
     """An engine that is ready, and has said so. Ends the process with a sentence where there can be none."""
     from deployment.engine.card import wait_for_card
+    from deployment.engine.durability import Durability
     from deployment.engine.engine import Engine
     from deployment.engine.frames import send_messages
     from deployment.engine.loading import load_models
@@ -64,7 +69,9 @@ def _loaded(options: EngineOptions, connection: socket.socket, events: queue.Sim
 
     try:
         wait_for_card(options)
-        engine = Engine(load_models(options), options, events.put)
+        models = load_models(options)
+        durability = Durability(options, events.put)
+        engine = Engine(models, options, events.put, durable=durability.sessions)
     except ModelError as error:
         send_messages(connection, [str(error)])
         sys.exit(1)
@@ -73,7 +80,7 @@ def _loaded(options: EngineOptions, connection: socket.socket, events: queue.Sim
         send_messages(connection, [f"the engine could not be started: {type(error).__name__}: {error}"])
         sys.exit(1)
     send_messages(connection, [""])
-    return engine
+    return engine, durability
 
 
 def _read(connection: socket.socket, commands: queue.SimpleQueue[Any]) -> None:

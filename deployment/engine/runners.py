@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from deployment.engine.durability import CLOSE_SECONDS as WRITING_SECONDS
+from deployment.engine.durability import Durability
 from deployment.engine.engine import Engine
 from deployment.engine.frames import receive_messages, send_messages, send_queued
 from deployment.engine.loading import Models
@@ -27,7 +29,7 @@ from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 
 CLOSE_SECONDS = 5.0
-"""What a process is given to end its current step before it is killed."""
+"""What a process is given to end its current step before it is killed. Writing what waits comes on top."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class ThreadRunner:
     def __init__(self, models: Models, options: EngineOptions, deliver: Deliver, ended: Ended) -> None:
         self._ended = ended
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._engine = Engine(models, options, deliver)
+        self._durability = Durability(options, deliver)
+        self._engine = Engine(models, options, deliver, durable=self._durability.sessions)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -69,6 +72,7 @@ class ThreadRunner:
         except BaseException as error:
             logger.exception("the engine's thread ended")
             reason = str(error)
+        self._durability.close()
         self._ended(reason)
 
 
@@ -99,7 +103,7 @@ class ProcessRunner:
     def close(self) -> None:
         self._closing = True
         self._commands.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS + (WRITING_SECONDS if self._options.durable else 0))
         if self._thread.is_alive():
             self._process.kill()
             self._thread.join()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
@@ -25,6 +26,7 @@ from deployment.engine.messages import (
     Finished,
     Imported,
     Preempt,
+    Stored,
     Submit,
 )
 from deployment.engine.options import EngineOptions
@@ -47,6 +49,7 @@ class EngineService:
         self._lock = threading.Lock()
         self._left: set[str] = set()
         self._evicted: set[str] = set()
+        self._on_stored: Callable[[Stored], None] | None = None
         self._end: str | None = None
         if runner is None:
             self._runner: Runner = ThreadRunner(models, options, self._deliver, self._ended)
@@ -65,6 +68,11 @@ class EngineService:
     def was_evicted(self, session: str) -> bool:
         """Whether the device has let go of what it held of a session, and was given nothing since."""
         return session in self._evicted
+
+    def when_stored(self, listener: Callable[[Stored], None]) -> None:
+        """`listener` hears in the running event loop what became of each `Publish`."""
+        loop = asyncio.get_running_loop()
+        self._on_stored = lambda event: _soon(loop, listener, event)
 
     async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
@@ -108,8 +116,7 @@ class EngineService:
         loop = asyncio.get_running_loop()
 
         def listener(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
-                loop.call_soon_threadsafe(events.put_nowait, event)
+            _soon(loop, events.put_nowait, event)
 
         with self._lock:
             if self._end is not None:
@@ -126,6 +133,10 @@ class EngineService:
     def _deliver(self, event: Event) -> None:
         if isinstance(event, Evicted):
             self._evicted.add(event.session)
+            return
+        if isinstance(event, Stored):
+            if self._on_stored is not None:
+                self._on_stored(event)
             return
         if isinstance(event, Captured | Imported | Dropped):
             self._evicted.discard(event.session)
@@ -146,3 +157,8 @@ class EngineService:
             waiting = dict(self._listeners)
         for ref, listener in waiting.items():
             listener(Failed(ref, errors.INTERNAL_ERROR, f"the engine has ended: {reason}"))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, listener: Callable[[Any], object], event: Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
+        loop.call_soon_threadsafe(listener, event)

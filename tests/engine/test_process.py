@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from deployment.engine.card import WAIT_SECONDS, wait_for_room
+from deployment.engine.durability import Durability, open_tier
 from deployment.engine.errors import EngineError
 from deployment.engine.message_codec import decode, encode
 from deployment.engine.messages import (
@@ -30,6 +31,7 @@ from deployment.engine.messages import (
     Inspect,
     Publish,
     Sampling,
+    Stored,
     Submit,
     ThinkingBudget,
     TokenLogprob,
@@ -42,7 +44,7 @@ from model.errors import ModelError
 from state.fingerprint import Mismatch
 from state.names import Epoch, Order, SessionKey
 from state.session_record import SessionRecord, TurnRecord
-from tests.engine.tiny import tiny_options
+from tests.engine.tiny import TinyDriver, tiny_options
 
 OPTIONS = tiny_options("dflash2", own_process=True)
 LONG = Submit("long", (1, 2, 3), Sampling(temperature=1.0, seed=7), max_tokens=200, ignore_eos=True)
@@ -132,6 +134,42 @@ def test_a_process_gives_the_events_of_a_thread_and_ends_when_it_is_closed():
     assert [len(turn[-1].token_ids) for turn in in_process[:3]] == [200] * 3
     assert isinstance(last, Failed | Finished)
     assert not alive(process_of(service))
+
+
+def test_a_process_makes_sessions_durable_and_says_so_and_another_goes_on_from_them(tmp_path):
+    key, order = SessionKey("a" * 64, "s"), Order(Epoch(1, 1), 1)
+    options = replace(OPTIONS, durable=str(tmp_path))
+
+    async def scenario():
+        service = EngineService.start(options)
+        stored: asyncio.Queue[Stored] = asyncio.Queue()
+        service.when_stored(stored.put_nowait)
+        turn = await collect(service, replace(LONG, session="s", max_tokens=5))
+        assert isinstance(turn[-1], Finished)
+        ledger = (*LONG.prompt_ids, *turn[-1].token_ids)
+        record = SessionRecord("s", ledger, frontier=turn[-1].frontier)
+        await service.call(Publish("p", "s", key, order, record))
+        told = await stored.get()
+        await asyncio.to_thread(service.close)
+        return told, record
+
+    told, record = asyncio.run(scenario())
+    assert told == Stored(key, order, "published", payload=True)
+    emitted: list[Event] = []
+    durability = Durability(options, emitted.append)
+    driver = TinyDriver("dflash2", durable=durability.sessions)
+    with open_tier(str(tmp_path), options.durable_bytes).reading(key) as reading:
+        assert reading is not None
+        imported = driver.call(Import("i", "s", reading.document, "disk"))
+    assert isinstance(imported, Imported) and imported.record == record and imported.frontiers == (record.frontier,)
+    durability.close()
+
+
+def test_a_durable_place_that_cannot_be_is_refused_by_name():
+    with pytest.raises(ModelError, match="durable: durable store: 'here' must be an absolute path or a URL"):
+        Durability(replace(OPTIONS, durable="here"), lambda event: None)
+    with pytest.raises(ValueError, match="durable_bytes is -1, must not be negative"):
+        replace(OPTIONS, durable_bytes=-1)
 
 
 def timeless(events: list[Event]) -> list[Event]:
