@@ -90,6 +90,11 @@ class Owner:
         return self.history.end
 
     @property
+    def last_sequence(self) -> int:
+        """Of the last record that was appended, whether all copies hold it or not."""
+        return self._last.sequence
+
+    @property
     def epoch(self) -> Epoch:
         """Raises `StateError` before the first grant."""
         if self.grant is None:

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from state.names import Order, SessionKey
-
-
-@dataclass(frozen=True)
-class StoredDocument:
-    """A document that is held. `frontiers` are those of its checkpoints; `place` is the storage's own handle."""
-
-    key: SessionKey
-    order: Order
-    frontiers: tuple[int, ...]
-    size: int
-    place: int
+from state.stored import StoredDocument
 
 
 class Storage(Protocol):

@@ -1,0 +1,197 @@
+"""The directory as a Ray actor: one for each application, on the head node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from deployment.cluster.names import GcsValues
+from deployment.ownership.directory import Directory
+from deployment.ownership.messages import (
+    Claim,
+    Ends,
+    Found,
+    FromOwner,
+    Grant,
+    Held,
+    Join,
+    Joined,
+    Lost,
+    Placed,
+    Silent,
+    Taken,
+    Wait,
+)
+from deployment.ownership.registry import Registry
+from deployment.ownership.words import Member, SessionKey
+from deployment.stores import open_store
+from state.durable import DurableTier
+from state.errors import StateError
+
+WATCH_SECONDS = 0.5
+"""How often nodes and silent replicas are looked after."""
+
+MISSED_SECONDS = 1.5
+"""A replica that has not renewed for so long is asked whether it is still there."""
+
+MAIL_SECONDS = 1.0
+"""How long a renewal waits for something to say: a replica renews every second."""
+
+PROBE_SECONDS = 2.0
+SCAN_SECONDS = 5.0
+
+log = logging.getLogger("ray.serve")
+
+
+class Replica:
+    """A replica as the directory knows it: how to ask whether its process is there, and what it must be told."""
+
+    def __init__(self, handle: Any, now: float) -> None:
+        self.handle = handle
+        self.renewed = now
+        self.mail: dict[tuple[type, SessionKey], Grant | Join] = {}
+        self.has_mail = asyncio.Event()
+        self.probe: asyncio.Task[None] | None = None
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=10_000)  # pyright: ignore[reportCallIssue]
+class DirectoryActor:
+    """See `Directory`. Replicas get what it has to say as answers to their renewals."""
+
+    def __init__(self, app: str, durable: str | None = None) -> None:
+        """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
+        self._durable = durable
+        self._directory = Directory(Registry(GcsValues(), app), time.time(), time.monotonic())
+        self._replicas: dict[str, Replica] = {}
+        self._watching: asyncio.Task[None] | None = None
+        # A constructor has no event loop, and after a restart nobody might call for long.
+        ray.get_runtime_context().current_actor.watch.remote()
+
+    # -------------------------------------------------------------------------------------------- host stores
+
+    async def store_here(self, member: Member, index: Sequence[Ends]) -> bool:
+        counts = self._directory.store_here(member, index, time.monotonic())
+        self._reconcile()
+        return counts
+
+    async def store_alive(self, member: Member) -> bool:
+        return self._directory.store_alive(member, time.monotonic())
+
+    # -------------------------------------------------------------------------------------------- replicas
+
+    async def renew(self, replica: str, node: str, handle: Any, held: Sequence[Held]) -> list[Grant | Join]:
+        """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
+        now = time.monotonic()
+        known = self._replicas.setdefault(replica, Replica(handle, now))
+        known.renewed = now
+        self._directory.renew(replica, node, held, now)
+        self._reconcile()
+        if not known.mail:
+            known.has_mail.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(known.has_mail.wait(), MAIL_SECONDS)
+        mail = list(known.mail.values())
+        known.mail.clear()
+        return mail
+
+    async def claim(self, claim: Claim) -> Grant | Taken | Wait | Lost:
+        answer = self._directory.claim(claim, time.monotonic())
+        self._reconcile()
+        return answer
+
+    async def tell(self, messages: Sequence[FromOwner]) -> None:
+        now = time.monotonic()
+        for message in messages:
+            match message:
+                case Held():
+                    self._directory.hold(message)
+                case Silent():
+                    self._directory.silence(message, now)
+                case Found():
+                    self._directory.found(message, now)
+                case Joined():
+                    self._directory.joined(message, now)
+        self._reconcile()
+
+    async def suspect(self, replica: str) -> bool:
+        """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return False
+        await self._probe(replica, known)
+        return replica not in self._replicas
+
+    # -------------------------------------------------------------------------------------------- questions
+
+    async def locate(self, key: SessionKey) -> Placed | Wait | None:
+        return self._directory.locate(key, time.monotonic())
+
+    async def sessions(self, tenant: str) -> tuple[Placed, ...]:
+        return self._directory.sessions(tenant, time.monotonic())
+
+    # -------------------------------------------------------------------------------------------- watching
+
+    def _reconcile(self) -> None:
+        for replica, message in self._directory.reconcile(time.monotonic()):
+            known = self._replicas.get(replica)
+            if known is not None:
+                known.mail[type(message), message.key] = message
+                known.has_mail.set()
+
+    async def watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._keep_watching())
+            self._scanning = asyncio.create_task(self._scan_durable())
+
+    async def _scan_durable(self) -> None:
+        ids: list[SessionKey] = []
+        while self._durable is not None:
+            try:
+                ids = await asyncio.to_thread(_durable_sessions, self._durable)
+                break
+            except StateError as error:
+                log.warning("the durable tier cannot be read, and is tried again: %s", error)
+                await asyncio.sleep(SCAN_SECONDS)
+        self._directory.durable_ids(ids)
+
+    async def _keep_watching(self) -> None:
+        while True:
+            try:
+                await self._look_around()
+            except Exception:  # a question to the GCS that failed is asked again
+                log.exception("the directory could not look after its nodes")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _look_around(self) -> None:
+        nodes: Any = await asyncio.to_thread(ray.nodes)
+        for node in nodes:
+            if not node["Alive"]:
+                self._directory.node_died(node["NodeID"])
+        now = time.monotonic()
+        for replica, known in list(self._replicas.items()):
+            if now - known.renewed > MISSED_SECONDS and (known.probe is None or known.probe.done()):
+                known.probe = asyncio.create_task(self._probe(replica, known))
+        self._reconcile()
+
+    async def _probe(self, replica: str, known: Replica) -> None:
+        """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""
+        try:
+            await asyncio.wait_for(known.handle.__ray_ready__.remote(), PROBE_SECONDS)
+        except RayActorError:
+            self._replicas.pop(replica, None)
+            self._directory.replica_exited(replica)
+            self._reconcile()
+        except TimeoutError:
+            pass
+
+
+def _durable_sessions(place: str) -> list[SessionKey]:
+    tier = DurableTier(open_store(place), 0, lambda document: None)
+    return [publication.key for publication in tier.sessions()]

@@ -1,0 +1,54 @@
+"""What are an application's detached actors called, and how are they found and removed?
+
+Names carry the application and the protocol's version, so that several applications share a cluster and a new version
+never talks to an old one's actors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+
+PROTOCOL = 3
+NAMESPACE = "dflash-serve"
+
+
+def directory_name(app: str) -> str:
+    return f"{_prefix(app)}directory"
+
+
+def store_name(app: str, node: str) -> str:
+    return f"{_prefix(app)}host-store/{node}"
+
+
+def named_actor(name: str) -> Any:
+    """Raises ValueError if there is none."""
+    return ray.get_actor(name, NAMESPACE)
+
+
+def remove(app: str) -> int:
+    """Ends all detached actors of an application, of every protocol version. Returns how many there were."""
+    # With all namespaces, Ray gives dictionaries instead of names.
+    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    mine = [name for name in names if name.startswith(f"{app}/v")]
+    # The directory first: nobody should hear of stores that go one after the other.
+    for name in sorted(mine):
+        ray.kill(ray.get_actor(name, NAMESPACE))
+    return len(mine)
+
+
+def _prefix(app: str) -> str:
+    return f"{app}/v{PROTOCOL}/"
+
+
+class GcsValues:
+    """`KeyValues` in Ray's GCS, which lives as long as the cluster's head."""
+
+    def add(self, name: str, value: bytes) -> bool:
+        return not internal_kv._internal_kv_put(name, value, overwrite=False)
+
+    def names(self, prefix: str) -> list[str]:
+        return [key.decode() for key in internal_kv._internal_kv_list(prefix)]

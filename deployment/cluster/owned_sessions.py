@@ -1,0 +1,349 @@
+"""The sessions that a replica owns: one `Owner` machine each, and the messages between them, directory and stores.
+
+Everything runs on one event loop. What goes to one store at the same time goes in one call: a round of all lanes costs
+one call to each store, and while it is under way the next one gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from deployment.ownership.log import Numbered
+from deployment.ownership.messages import (
+    Claim,
+    Committed,
+    Fenced,
+    FromDirectory,
+    FromOwner,
+    FromStore,
+    Grant,
+    Held,
+    Join,
+    Lost,
+    Moved,
+    NoRoom,
+    Offer,
+    Opened,
+    Taken,
+    ToReplica,
+    ToStore,
+    Unavailable,
+    Wait,
+)
+from deployment.ownership.owner import Owner, State
+from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
+from deployment.ownership.words import Epoch, Member, SessionKey
+
+TICK_SECONDS = 0.25
+TAKE_SECONDS = 30.0
+"""How long a session's takeover may take before whoever asked is told to ask again."""
+
+log = logging.getLogger("ray.serve")
+
+
+class Transport(Protocol):
+    """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
+
+    async def renew(self, held: Sequence[Held]) -> Sequence[Grant | Join] | None: ...
+
+    async def claim(self, claim: Claim) -> FromDirectory | None: ...
+
+    async def tell(self, messages: Sequence[FromOwner]) -> None: ...
+
+    async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None: ...
+
+    def tell_peer(self, replica: str, message: Offer | Moved) -> Coroutine[Any, Any, None]: ...
+
+
+class NotOwned(Exception):
+    """This replica may not commit to the session (any more)."""
+
+
+class OwnedElsewhere(NotOwned):
+    """Another replica is the owner."""
+
+    def __init__(self, key: SessionKey, owner: str) -> None:
+        super().__init__(f"session {key} is owned by replica {owner}")
+        self.owner = owner
+
+
+class NoCopyLeft(NotOwned):
+    """Nothing that counts is left of the session; a full history may begin it anew."""
+
+
+class NotNow(NotOwned):
+    """Whoever must answer has not yet; ask again."""
+
+
+@dataclass
+class _Owned:
+    owner: Owner
+    opened: Opened | None = None
+    committed: int = 0
+    end: NotOwned | None = None
+    waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = field(default_factory=list)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Waits until `true()`, or until this replica is not the owner any more."""
+        if true() or self.end is not None:
+            return
+        entry = true, asyncio.get_running_loop().create_future()
+        self.waiting.append(entry)
+        try:
+            await entry[1]
+        finally:
+            self.waiting.remove(entry)
+
+    def changed(self) -> None:
+        for true, future in self.waiting:
+            if not future.done() and (true() or self.end is not None):
+                future.set_result(None)
+
+
+class OwnedSessions:
+    """`fenced` is called when a session is lost to another owner while this replica believed to have it; `opened` when
+    one is open again under a new epoch; `no_room` when a store cannot take what it was given."""
+
+    def __init__(
+        self,
+        replica: str,
+        node: str,
+        transport: Transport,
+        *,
+        opened: Callable[[Opened], None],
+        fenced: Callable[[SessionKey], None],
+        no_room: Callable[[NoRoom], None],
+    ) -> None:
+        self._replica = replica
+        self._node = node
+        self._transport = transport
+        self._on_opened = opened
+        self._on_fenced = fenced
+        self._on_no_room = no_room
+        self._owned: dict[SessionKey, _Owned] = {}
+        self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
+        self._to_directory: list[FromOwner] = []
+        self._sending: set[Member | str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """From the replica's event loop."""
+        self._spawn(self._renew())
+        self._spawn(self._tick())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # -------------------------------------------------------------------------------------------- what is owned
+
+    def __contains__(self, key: SessionKey) -> bool:
+        owned = self._owned.get(key)
+        return owned is not None and owned.opened is not None and owned.end is None
+
+    def epoch(self, key: SessionKey) -> Epoch:
+        return self._owned[key].owner.epoch
+
+    def members(self, key: SessionKey) -> tuple[Member, ...]:
+        """The stores that hold its copies."""
+        grant = self._owned[key].owner.grant
+        return grant.members if grant is not None else ()
+
+    async def take(
+        self, key: SessionKey, *, given: Epoch | None = None, offered_by: str | None = None, anew: bool = False
+    ) -> Opened:
+        """Makes this replica the owner. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
+        owned = self._owned.get(key)
+        if owned is None or owned.end is not None:
+            owned = self._owned[key] = _Owned(Owner(key, self._replica, offered_by))
+        deadline = time.monotonic() + TAKE_SECONDS
+        try:
+            if owned.opened is None:
+                await self._claim(owned, Claim(key, self._replica, self._node, given, anew), deadline)
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await owned.until(lambda: owned.opened is not None)
+        except TimeoutError:
+            self._forget_unopened(owned)
+            raise NotNow(f"session {key}: its copies did not answer within {TAKE_SECONDS:.0f} s") from None
+        except NotOwned:
+            self._forget_unopened(owned)
+            raise
+        if owned.end is not None:
+            self._forget_unopened(owned)
+            raise owned.end
+        assert owned.opened is not None
+        return owned.opened
+
+    def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
+        """Sends records to all copies, in this order, and returns the sequence of the last one: see `committed`.
+
+        Raises `NotOwned`.
+        """
+        owned = self._mine(key)
+        if owned.owner.state not in (State.OPEN, State.TAKING):
+            raise NotOwned(f"session {key}: it is {owned.owner.state.value}")
+        self._dispatch(owned, owned.owner.append(records, time.monotonic()))
+        return owned.owner.last_sequence
+
+    async def committed(self, key: SessionKey, sequence: int) -> None:
+        """Waits until all copies hold the records up to `sequence`. Raises `NotOwned` if that cannot be any more."""
+        owned = self._mine(key)
+        await owned.until(lambda: owned.committed >= sequence)
+        if owned.committed < sequence and owned.end is not None:
+            raise owned.end
+
+    def publish(self, key: SessionKey, sequence: int, frontiers: tuple[int, ...], document: object, keep: int) -> None:
+        """Gives an image as of the record `sequence` to all copies, in the background. Raises `NotOwned`, `StateError`
+        for one of what is not committed."""
+        owned = self._mine(key)
+        now = time.monotonic()
+        self._dispatch(owned, owned.owner.publish(sequence, frontiers, document, keep, time.time(), now))
+
+    def offer(self, key: SessionKey, destination: str) -> None:
+        """Raises `NotOwned`, `StateError` while receipts are missing."""
+        owned = self._mine(key)
+        self._dispatch(owned, owned.owner.offer(destination, time.monotonic()))
+
+    def forget(self, key: SessionKey) -> None:
+        """The replica has no use for the session any more. It stays the owner for others until somebody claims it."""
+        self._owned.pop(key, None)
+
+    # -------------------------------------------------------------------------------------------- what comes in
+
+    def moved(self, moved: Moved) -> None:
+        owned = self._owned.get(moved.key)
+        if owned is not None:
+            self._dispatch(owned, owned.owner.moved(moved))
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _mine(self, key: SessionKey) -> _Owned:
+        owned = self._owned.get(key)
+        if owned is None or owned.opened is None:
+            raise NotOwned(f"session {key} is not owned by replica {self._replica}")
+        if owned.end is not None:
+            raise owned.end
+        return owned
+
+    async def _claim(self, owned: _Owned, claim: Claim, deadline: float) -> None:
+        while owned.owner.grant is None and owned.end is None:
+            match await self._transport.claim(claim):
+                case Grant() as grant:
+                    self._dispatch(owned, owned.owner.granted(grant, time.monotonic()))
+                    return
+                case Taken(owner=owner):
+                    raise OwnedElsewhere(claim.key, owner)
+                case Lost():
+                    raise NoCopyLeft(f"session {claim.key}: no copy of it that counts is left")
+                case Wait(seconds=seconds):
+                    await asyncio.sleep(min(seconds, 0.25))
+                case _:
+                    await asyncio.sleep(0.1)
+            if time.monotonic() > deadline:
+                raise NotNow(f"session {claim.key}: the directory does not know enough yet")
+
+    def _forget_unopened(self, owned: _Owned) -> None:
+        if owned.opened is None and self._owned.get(owned.owner.key) is owned:
+            del self._owned[owned.owner.key]
+
+    def _dispatch(self, owned: _Owned, sends: Sequence[Send]) -> None:
+        for send in sends:
+            match send.to:
+                case Member() as member:
+                    self._to_stores[member].append(send.message)  # pyright: ignore[reportArgumentType]
+                    self._pump(member)
+                case Peer(replica=replica):
+                    self._spawn(self._transport.tell_peer(replica, send.message))  # pyright: ignore[reportArgumentType]
+                case _ if send.to == DIRECTORY:
+                    self._to_directory.append(send.message)  # pyright: ignore[reportArgumentType]
+                    self._pump(DIRECTORY)
+                case _:
+                    assert send.to == HERE
+                    self._here(owned, send.message)  # pyright: ignore[reportArgumentType]
+
+    def _here(self, owned: _Owned, message: ToReplica) -> None:
+        key = owned.owner.key
+        match message:
+            case Opened():
+                owned.opened = message
+                self._on_opened(message)
+            case Committed(sequence=sequence):
+                owned.committed = max(owned.committed, sequence)
+            case Fenced(seal=seal):
+                owned.end = NotOwned(f"session {key} has an owner under epoch {seal}")
+                self._on_fenced(key)
+            case Unavailable(reason=reason):
+                owned.end = NoCopyLeft(f"session {key}: {reason}")
+                self._on_fenced(key)
+            case NoRoom():
+                self._on_no_room(message)
+        owned.changed()
+
+    # -------------------------------------------------------------------------------------------- sending
+
+    def _pump(self, to: Member | str) -> None:
+        if to not in self._sending:
+            self._sending.add(to)
+            self._spawn(self._send_all(to))
+
+    async def _send_all(self, to: Member | str) -> None:
+        try:
+            while self._to_directory if to == DIRECTORY else self._to_stores.get(to):  # pyright: ignore
+                if isinstance(to, Member):
+                    messages = self._to_stores.pop(to)
+                    for answer in await self._transport.ask_store(to, messages) or ():
+                        self._answered(answer)
+                else:
+                    told, self._to_directory = self._to_directory, []
+                    await self._transport.tell(told)
+        finally:
+            self._sending.discard(to)
+
+    def _answered(self, answer: FromStore) -> None:
+        owned = self._owned.get(answer.key)
+        if owned is not None:
+            self._dispatch(owned, owned.owner.received(answer, time.monotonic()))
+
+    async def _renew(self) -> None:
+        while True:
+            held = [held for owned in self._owned.values() if (held := owned.owner.held) is not None]
+            sent = time.monotonic()
+            messages = await self._transport.renew(held)
+            for message in messages or ():
+                self._directed(message)
+            # An answer that came at once had something to say; otherwise the directory has waited for us.
+            if messages is None:
+                await asyncio.sleep(max(0.0, 0.5 - (time.monotonic() - sent)))
+
+    def _directed(self, message: Grant | Join) -> None:
+        owned = self._owned.get(message.key)
+        if owned is None:
+            return
+        now = time.monotonic()
+        if isinstance(message, Grant):
+            self._dispatch(owned, owned.owner.granted(message, now))
+        else:
+            self._dispatch(owned, owned.owner.join(message, now))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            for owned in list(self._owned.values()):
+                self._dispatch(owned, owned.owner.tick(now))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the session owner failed", exc_info=task.exception())

@@ -1,0 +1,206 @@
+"""Owners, host stores and the directory as real Ray actors, killed for real. The replicas here have no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from deployment.cluster.names import NAMESPACE, directory_name, remove, store_name
+from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere, OwnedSessions
+from deployment.cluster.transport import Cluster, RayTransport, start_directory, start_host_store
+from deployment.ownership.log import Round, TurnBegan
+from deployment.ownership.log_format import decode
+from deployment.ownership.words import NOTHING, SessionKey
+
+APP = "owners"
+
+
+@ray.remote(num_cpus=0, max_concurrency=100)
+class Replica:
+    """Owns sessions whose turns are lists of ids."""
+
+    def __init__(self, name: str, shared_memory: Path) -> None:
+        self._name = name
+        self._store = start_host_store(APP, 16 << 20, shared_memory)
+
+    async def start(self) -> None:
+        await self._store.member.remote()
+        cluster = Cluster(APP)
+        self._peers: list[Any] = []
+        self._fenced: list[SessionKey] = []
+        transport = RayTransport(cluster, APP, self._name, self._tell_peer)
+        self._cluster = cluster
+        self._sessions = OwnedSessions(
+            self._name,
+            cluster.node,
+            transport,
+            opened=lambda opened: None,
+            fenced=self._fenced.append,
+            no_room=lambda message: None,
+        )
+        self._sessions.start()
+
+    async def _tell_peer(self, replica: str, message: Any) -> None:
+        pass
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def take(self, key: SessionKey) -> tuple[int, ...] | str:
+        """The ids that the log holds, or the replica that owns the session."""
+        try:
+            opened = await self._sessions.take(key)
+        except OwnedElsewhere as error:
+            return error.owner
+        records = [decode(data) for data in opened.records]
+        return tuple(token for record in records if isinstance(record, Round) for token in record.token_ids)
+
+    async def begin(self, key: SessionKey) -> None:
+        began = TurnBegan(NOTHING, "t", {}, b"\0" * 32, 1, None, (1, 2, 3), 0, time.time())
+        await self._sessions.committed(key, self._sessions.append(key, [began]))
+
+    async def publish(self, key: SessionKey, ids: tuple[int, ...]) -> str | None:
+        """None, or why not."""
+        try:
+            await self._sessions.committed(
+                key, self._sessions.append(key, [Round(NOTHING, "t", 0, 3, ids, 0, None)])
+            )
+        except NotOwned as error:
+            return str(error)
+        return None
+
+    async def rounds(self, keys: list[SessionKey], count: int) -> float:
+        """Seconds that a round of all these sessions takes, in the middle."""
+        took = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await asyncio.gather(*(self.publish(key, (7,)) for key in keys))
+            took.append(time.perf_counter() - began)
+        return sorted(took)[count // 2]
+
+    async def members(self, key: SessionKey) -> int:
+        return len(self._sessions.members(key))
+
+    async def stall(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - the whole event loop stands still
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(address="local", include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        start_directory(APP)
+        yield tmp_path_factory.mktemp("shm")
+        remove(APP)
+        ray.shutdown()
+
+
+_names = iter(range(1000))
+
+
+@pytest.fixture
+def replicas(cluster: Path) -> Iterator[list[Any]]:
+    actors = [Replica.options(name=None).remote(f"replica-{next(_names)}", cluster) for _ in range(2)]
+    ray.get([actor.start.remote() for actor in actors])
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+def key() -> SessionKey:
+    return SessionKey("a" * 64, f"session-{next(_names)}")
+
+
+def kill(actor: Any) -> None:
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+
+
+def taken(replica: Any, session: SessionKey, seconds: float) -> Any:
+    """What `take` gives once it is no other replica's."""
+    deadline = time.monotonic() + seconds
+    while isinstance(answer := ray.get(replica.take.remote(session)), str):
+        if time.monotonic() > deadline:
+            raise TimeoutError(answer)
+        time.sleep(0.05)
+    return answer
+
+
+def test_what_was_published_is_what_the_next_owner_finds(replicas: list[Any]):
+    one, two = replicas
+    session = key()
+    assert ray.get(one.take.remote(session)) == ()
+    ray.get(one.begin.remote(session))
+    assert ray.get(one.publish.remote(session, (5, 6))) is None
+    assert isinstance(ray.get(two.take.remote(session)), str), "its owner lives"
+    kill(one)
+    began = time.monotonic()
+    assert taken(two, session, 5) == (5, 6)
+    assert time.monotonic() - began < 3.0
+    assert ray.get(two.publish.remote(session, (7,))) is None
+
+
+def test_a_killed_directory_disturbs_nobody_who_publishes_and_knows_all_sessions_again(replicas: list[Any]):
+    one, two = replicas
+    session = key()
+    ray.get(one.take.remote(session))
+    ray.get(one.begin.remote(session))
+    directory = ray.get_actor(directory_name(APP), NAMESPACE)
+    ray.kill(directory, no_restart=False)
+    assert ray.get(one.publish.remote(session, (5,)), timeout=3) is None
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            answer = ray.get(directory.locate.remote(session), timeout=5)
+        except ray.exceptions.RayActorError:
+            answer = None
+        if getattr(answer, "owner", None) is not None:
+            break
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+    assert isinstance(ray.get(two.take.remote(session)), str)
+    assert ray.get(one.publish.remote(session, (6,))) is None
+
+
+def test_a_killed_host_store_comes_back_with_all_that_it_had_and_publishing_waits_for_it(replicas: list[Any]):
+    one, two = replicas
+    session = key()
+    ray.get(one.take.remote(session))
+    ray.get(one.begin.remote(session))
+    assert ray.get(one.publish.remote(session, (5,))) is None
+    store = ray.get_actor(store_name(APP, ray.get_runtime_context().get_node_id()), NAMESPACE)
+    ray.kill(store, no_restart=False)
+    assert ray.get(one.publish.remote(session, (6,)), timeout=20) is None
+    kill(one)
+    assert taken(two, session, 5) == (5, 6)
+
+
+def test_an_owner_that_stalls_beyond_its_lease_is_fenced_when_it_wakes(replicas: list[Any]):
+    one, two = replicas
+    session = key()
+    ray.get(one.take.remote(session))
+    ray.get(one.begin.remote(session))
+    assert ray.get(one.publish.remote(session, (5,))) is None
+    stalled = one.stall.remote(13)
+    assert taken(two, session, 13) == (5,)
+    ray.get(stalled)
+    assert "owner" in (ray.get(one.publish.remote(session, (6,))) or "")
+    assert ray.get(two.publish.remote(session, (7,))) is None
+
+
+def test_a_round_of_many_lanes_is_one_call(replicas: list[Any]):
+    one, _ = replicas
+    sessions = [key() for _ in range(64)]
+    ray.get([one.take.remote(session) for session in sessions])
+    ray.get([one.begin.remote(session) for session in sessions])
+    seconds = ray.get(one.rounds.remote(sessions, 20))
+    print(f"64 lanes: {seconds * 1e3:.1f} ms a round; one: {ray.get(one.rounds.remote(sessions[:1], 20)) * 1e3:.1f} ms")
+    assert seconds < 1.0
