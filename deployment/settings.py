@@ -21,6 +21,7 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
+    `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -55,6 +56,7 @@ class AppArgs(BaseModel):
     accept_new_weights: bool = False
     cluster_key_file: Path | None = None
     check_invariants: bool = False
+    detach_seconds: float = Field(default=30.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
