@@ -74,6 +74,9 @@ def serve(
         bool, typer.Option("--accept-new-weights", help="Append turns go on from another model's tokens.")
     ] = False,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
+    detach_seconds: Annotated[
+        float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
+    ] = 30.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -89,6 +92,7 @@ def serve(
             draft_tokens=draft_tokens,
             draft_tokens_by_lanes=draft_tokens_by_lanes,
             model_name=model_name,
+            detach_seconds=detach_seconds,
             context=context,
             backend=backend,
             draft_causal=draft_causal,

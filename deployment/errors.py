@@ -37,6 +37,10 @@ class Refused:
         kind = _TYPE_OF_STATUS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def error(self) -> RequestError:
+        return RequestError(self.status, self.code, self.message, self.param)
+
 
 class RequestError(Exception):
     """Raised inside one process; `refused` is what the client gets."""

@@ -6,13 +6,11 @@ its rounds. The fence is whole: what an older owner writes after a takeover is r
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
 import time
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from deployment.errors import (
     session_unavailable,
     unknown_session,
 )
+from deployment.locks import Locks
 from deployment.ownership import Conflict, Epoch, Placement, SessionKey
 from deployment.session import Session
 from deployment.wire import HandedOver, NotHere
@@ -47,19 +46,6 @@ class Peers(Protocol):
     async def release(self, placement: Placement) -> None: ...
 
 
-class _Locks:
-    """A lock for each session, for as long as somebody holds it or waits for it."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[SessionKey, asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, key: SessionKey) -> asyncio.Lock:
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
-
-
 class SessionKeeper:
     """All sessions that one replica owns."""
 
@@ -69,8 +55,8 @@ class SessionKeeper:
         self._cluster = cluster
         self._peers = peers
         self._sessions: dict[SessionKey, Session] = {}
-        self._getting = _Locks()
-        self._copying = _Locks()
+        self._getting = Locks()
+        self._copying = Locks()
         self._calls = itertools.count()
 
     def __len__(self) -> int:
@@ -121,7 +107,12 @@ class SessionKeeper:
     async def create(self, key: SessionKey, like: Session) -> Session:
         """A new session here with the same past. Raises RequestError (409) if the name is taken."""
         session = self._sessions[key] = Session.of_record(key, await self._claim_new(key), like.record())
-        session.foreign = like.foreign
+        session.foreign, session.created = like.foreign, like.created
+        return session
+
+    async def create_empty(self, key: SessionKey) -> Session:
+        """A new session here without a past. Raises RequestError (409) if the name is taken."""
+        session = self._sessions[key] = Session(key, await self._claim_new(key), created=True)
         return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
@@ -295,18 +286,22 @@ class SessionKeeper:
             log.warning("no Host replica of session %s: %s", session.key, receipt.reason)
 
     async def document(self, session: Session) -> np.ndarray:
-        """The session as bytes for its client. Raises RequestError: 409 while it is busy, 404 before its first turn."""
+        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
         if not await self.idle(session):
             raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
         self.check_found(session)
-        if not session.ledger:
+        if not session.ledger and not session.created:
             raise unknown_session(session.key.session)
+        if not session.ledger:
+            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
+            raise RequestError(409, "session_empty", message, "session")
         return (await self._export(session)).document
 
     async def _export(self, session: Session, checkpoints: bool = True) -> HandedOver:
         command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
         exported = await self._service.call(command)
         assert isinstance(exported, Exported)
+        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
         document = np.frombuffer(exported.document, np.uint8)
         return HandedOver(session.epoch, session.order, exported.frontiers, document)
 

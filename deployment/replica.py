@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -17,47 +18,32 @@ from ray.exceptions import RayActorError
 from deployment.actors import Cluster
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Facts, Fork, Inspect, Sampling, Submit
+from deployment.engine.messages import Facts, Fork, Inspect
 from deployment.engine.service import EngineService
-from deployment.errors import (
-    Refused,
-    RequestError,
-    invalid,
-    of_engine,
-    session_busy,
-    unknown_session,
-)
+from deployment.errors import Refused, RequestError, of_engine, session_busy
+from deployment.event_ids import EventId
+from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
 from deployment.ownership import Epoch, Placement, SessionKey
-from deployment.running import RunningTurn
+from deployment.prompting import Prompter
 from deployment.session import Session
 from deployment.settings import AppArgs
+from deployment.turn_desk import TurnDesk
 from deployment.turn_records import turn_object
-from deployment.turns import (
-    Prompt,
-    after_thinking,
-    append,
-    choices,
-    full_history,
-    seed_of,
-    think_is_open,
-    thinking_budget,
-    top_k_of,
-)
+from deployment.turn_table import TurnTable
 from deployment.wire import (
     Adopted,
-    Closed,
+    Elsewhere,
     ExportedSession,
     HandedOver,
     NotHere,
-    Opened,
     ReplicaInfo,
     Route,
     SessionInfo,
-    TurnEvent,
+    Told,
+    TurnAnswer,
     TurnRequest,
 )
-from state.fingerprint import Mismatch
 
 PEER_SECONDS = 10.0
 
@@ -91,6 +77,36 @@ class ServePeers:
         return await getattr(self._handle, method).remote(route, placement)
 
 
+# Each generator closes the one that it reads: a reader who leaves must be known to have left at once.
+async def _told(
+    get: Callable[[], Awaitable[HeldTurn | Elsewhere]], after: EventId | None
+) -> AsyncGenerator[TurnAnswer, None]:
+    """Refusals are values, so that no traceback is a user's."""
+    try:
+        found = await get()
+    except RequestError as error:
+        yield Told("", error.refused)
+        return
+    except EngineError as error:
+        yield Told("", of_engine(error.code, error.message, error.param))
+        return
+    if isinstance(found, Elsewhere):
+        yield found
+        return
+    async with aclosing(_events(found, after)) as events:
+        async for told in events:
+            yield told
+
+
+async def _events(turn: HeldTurn, after: EventId | None) -> AsyncGenerator[TurnAnswer, None]:
+    try:
+        async with aclosing(turn.read(after)) as events:
+            async for told in events:
+                yield told
+    except RequestError as error:
+        yield Told("", error.refused)
+
+
 class EngineReplica:
     """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
 
@@ -98,14 +114,23 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        self._accept_new_weights = args.accept_new_weights
         self._service = EngineService.start(args.engine_options())
         self._cluster = Cluster(context.app_name, args.host_store_bytes)
         self._cluster.start_host_store()
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, ServePeers(context.deployment, context.app_name)
         )
-        self._turns: set[RunningTurn] = set()
+        self._turns = TurnTable()
+        self._desk = TurnDesk(
+            self._id,
+            self._model,
+            self._service,
+            self._keeper,
+            Prompter(self._service, accept_new_weights=args.accept_new_weights),
+            self._turns,
+            args.detach_seconds,
+            call_later,
+        )
 
     async def check_health(self) -> None:
         await self._service.call(Inspect(secrets.token_hex(8)))
@@ -118,169 +143,32 @@ class EngineReplica:
 
     # ------------------------------------------------------------------------------------------------ turns
 
-    async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnEvent]:
-        """Runs one turn, its choices side by side. Each ends with a Closed, or all of them with a Refused; a caller
-        that stops reading cancels them."""
-        try:
-            turns = await self._begin(route, request)
-        except RequestError as error:
-            yield error.refused
+    async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnAnswer]:
+        """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
+        is the last choice's Closed, or a Refused."""
+        async with aclosing(_told(lambda: self._desk.take(route, request), None)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def follow_turn(
+        self, route: Route, key: SessionKey, turn: str, after: EventId | None
+    ) -> AsyncIterator[TurnAnswer]:
+        """A session's turn, running or over: its first event, then all others, or those after an event id."""
+        async with aclosing(_told(lambda: self._desk.find(route, key, turn), after)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def follow_kept_turn(
+        self, route: Route, key: SessionKey, turn: str, after: EventId | None
+    ) -> AsyncIterator[TurnAnswer]:
+        """The same of a session that has moved on, as long as its turn's events are kept here."""
+        held = self._turns.find(turn, key)
+        if held is None:
+            yield NotHere(self._id)
             return
-        except EngineError as error:
-            yield of_engine(error.code, error.message, error.param)
-            return
-        opened, open_choices = False, len(turns)
-        try:
-            while True:
-                event = await turns[0].events.get()
-                if isinstance(event, Opened) and opened:
-                    continue
-                opened = opened or isinstance(event, Opened)
-                yield event
-                open_choices -= isinstance(event, Closed)
-                if isinstance(event, Refused) or not open_choices:
-                    return
-        finally:
-            for turn in turns:
-                turn.leave()
-
-    async def _begin(self, route: Route, request: TurnRequest) -> list[RunningTurn]:
-        # Long messages take seconds to render and tokenise: other turns' text must not wait for them.
-        if request.mode == "history":
-            # Before the session is touched: a prompt that cannot be served must not create one.
-            prompt = await asyncio.to_thread(self._history_prompt, request)
-            session = await self._idle_session(route, request) if request.key else None
-            return self._start(request, prompt, session)
-        session = await self._idle_session(route, request)
-        ledger = self._ledger(session)
-        prompt = await asyncio.to_thread(self._append_prompt, request, session)
-        if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
-            raise session_busy(session.key.session, "another request came first")
-        return self._start(request, prompt, session)
-
-    async def _idle_session(self, route: Route, request: TurnRequest) -> Session:
-        """The request's session, owned by this replica and free for a turn. RequestError (409) if it is not."""
-        if request.key is None:
-            raise invalid("an append turn needs a session", "session")
-        must_exist = request.must_exist or request.mode == "append"
-        while True:
-            session, _ = await self._keeper.acquire(request.key, route.placement, must_exist=must_exist)
-            if not await self._keeper.idle(session):
-                what = f"turn {session.running.id} is running" if session.running else "it is being moved"
-                raise session_busy(request.key.session, what)
-            # A turn whose end was waited for takes its session along if it never committed anything.
-            if self._keeper.held(request.key) is session:
-                return session
-
-    def _history_prompt(self, request: TurnRequest) -> Prompt:
-        service = self._service
-        try:
-            prompt = full_history(
-                service.chat_template,
-                service.tokenizer,
-                request.messages,
-                enable_thinking=request.enable_thinking,
-                limit=service.context_limit,
-            )
-        except ValueError as error:
-            raise invalid(f"messages: {error}", "messages") from None
-        self._check_length(prompt)
-        return prompt
-
-    def _ledger(self, session: Session) -> tuple[int, ...]:
-        """What an append turn goes on from."""
-        self._keeper.check_found(session)
-        if not session.ledger:
-            raise unknown_session(session.key.session)
-        if session.foreign is not None:
-            self._check_foreign(session, session.foreign.mismatch)
-        return session.ledger
-
-    def _check_foreign(self, session: Session, mismatch: Mismatch) -> None:
-        """Decision 23: what an append turn may go on from. RequestError (409) naming the field."""
-        if mismatch.matter == "weights" and self._accept_new_weights:
-            return
-        raise RequestError(
-            409,
-            engine_errors.FINGERPRINT_MISMATCH,
-            f"session {session.key.session!r} was made with {mismatch.field} {mismatch.stored!r}, but "
-            f"{mismatch.here!r} is served here; send the full history",
-            mismatch.field,
-        )
-
-    def _append_prompt(self, request: TurnRequest, session: Session) -> Prompt:
-        service = self._service
-        try:
-            prompt = append(
-                service.chat_template,
-                service.tokenizer,
-                session.ledger,
-                request.messages,
-                think_is_open=think_is_open(service.tokenizer, session.ledger[session.opener :]),
-                enable_thinking=request.enable_thinking,
-            )
-        except ValueError as error:
-            raise invalid(f"messages: {error}", "messages") from None
-        self._check_length(prompt)
-        return prompt
-
-    def _check_length(self, prompt: Prompt) -> None:
-        limit = self._service.context_limit
-        if len(prompt.ids) >= limit:
-            raise RequestError(
-                400,
-                engine_errors.CONTEXT_LENGTH_EXCEEDED,
-                f"messages: the prompt has {len(prompt.ids)} tokens, but the context limit is {limit} tokens, "
-                f"of which at least one must be left for the answer",
-                "messages",
-            )
-
-    def _start(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> list[RunningTurn]:
-        """One running turn a choice; the first of them is the request's own turn."""
-        defaults = self._service.generation_defaults
-        sampling = Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            seed=seed_of(request.seed),
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=request.logit_bias,
-            min_tokens=request.min_tokens,
-            reproducible=request.reproducible,
-            logprobs=request.logprobs,
-        )
-        submit = Submit(
-            turn=request.turn,
-            prompt_ids=prompt.ids,
-            sampling=sampling,
-            max_tokens=request.max_tokens,
-            stop_ids=request.stop_token_ids,
-            ignore_eos=request.ignore_eos,
-            session=session.engine_id if session else None,
-            stable_boundary=prompt.stable_boundary if session else 0,
-            system_boundary=prompt.system_boundary,
-            drafting=request.drafting,
-            tenant=request.tenant,
-            priority=request.priority,
-            queue_seconds=request.queue_seconds,
-            stop_strings=request.stop,
-            include_stop_string=request.include_stop,
-            thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
-            grammar=after_thinking(self._service.tokenizer, prompt.ids[prompt.stable_boundary :], request.grammar),
-        )
-        events: asyncio.Queue[TurnEvent] = asyncio.Queue()
-        turns = [
-            RunningTurn(
-                self._id, self._model, request, choice, prompt, session, self._service, self._keeper,
-                self._turns.discard, events,
-            )
-            for choice in choices(submit, request.n)
-        ]  # fmt: skip
-        self._turns.update(turns)
-        return turns
+        async with aclosing(_events(held, after)) as answers:
+            async for answer in answers:
+                yield answer
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -359,21 +247,41 @@ class EngineReplica:
             return of_engine(error.code, error.message, error.param)
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
+    async def create_session(self, route: Route, key: SessionKey) -> Adopted | Refused:
+        """A new session without a past, which lives here."""
+        try:
+            session = await self._keeper.create_empty(key)
+        except RequestError as error:
+            return error.refused
+        return Adopted(self._id, session.epoch, "none", session.frontier)
+
     async def delete(self, route: Route, key: SessionKey) -> bool:
         """False if there is no such session. A running turn is cancelled."""
         session = self._keeper.held(key)
         if session is not None:
             if session.running is not None:
-                session.running.leave()
+                session.running.cancel()
                 await session.running.ended()
             await self._keeper.forget(session)
+        self._turns.forget(key)
         return await self._cluster.delete(key) is not None
+
+    async def loaded_session_info(self, route: Route, key: SessionKey) -> SessionInfo | Refused:
+        """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""
+        try:
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        except RequestError as error:
+            return error.refused
+        return self._info_of(session)
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere:
         """What the owner knows; NotHere if that is not this replica."""
         session = self._keeper.held(key)
         if session is None or (route.placement is not None and route.placement.epoch != session.epoch):
             return NotHere(self._id)
+        return self._info_of(session)
+
+    def _info_of(self, session: Session) -> SessionInfo:
         return SessionInfo(
             replica=self._id,
             epoch=session.epoch,
@@ -382,6 +290,7 @@ class EngineReplica:
             running=session.running.id if session.running else None,
             transcript=tuple(session.transcript),
             turns=tuple(turn_object(turn) for turn in session.turns),
+            checkpoints=session.checkpoints,
         )
 
     async def owned(self) -> list[tuple[str, SessionKey, Epoch]]:
@@ -399,6 +308,6 @@ class EngineReplica:
             backend=self._service.options.backend,
             context_limit=self._service.context_limit,
             sessions=len(self._keeper),
-            running=len(self._turns),
+            running=self._turns.running,
             engine=answer.facts,
         )

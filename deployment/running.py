@@ -1,11 +1,13 @@
-"""One turn while it runs. It belongs to the replica, not to the request: a client that leaves does not tear it down
-in the middle of a commit, and whatever was committed is in the session afterwards."""
+"""One choice of a turn while it runs. It belongs to the replica, not to the request: a client that leaves does not tear
+it down in the middle of a commit, and whatever was committed is in the session afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
@@ -15,14 +17,30 @@ from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.session import Session
 from deployment.turn_records import turn_record
+from deployment.turn_stream import TurnStream
 from deployment.turns import Prompt, TurnText
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
 log = logging.getLogger("ray.serve")
 
 
+class TurnLog(Protocol):
+    """Where a turn's rounds are written before anybody is told of them."""
+
+    async def committed(self, tokens: Tokens) -> None:
+        """Returns once every copy of the log has the round."""
+        ...
+
+
+class NoLog:
+    """For a turn that dies with its replica."""
+
+    async def committed(self, tokens: Tokens) -> None:
+        pass
+
+
 class RunningTurn:
-    """Pumps the engine's events of one turn into `events`, whose last item is a Closed or a Refused."""
+    """One choice of a request: pumps the engine's events into `stream`, ending with a Closed or a Refused."""
 
     def __init__(
         self,
@@ -34,13 +52,11 @@ class RunningTurn:
         session: Session | None,
         service: EngineService,
         keeper: SessionKeeper,
-        done: Callable[[RunningTurn], None],
-        events: asyncio.Queue[TurnEvent] | None = None,
+        stream: TurnStream,
+        done: Callable[[], None],
+        turn_log: TurnLog | None = None,
     ) -> None:
-        """`events`: the queue of all choices of a request."""
-        self.id = submit.turn
-        self.abandoned = False
-        self.events: asyncio.Queue[TurnEvent] = asyncio.Queue() if events is None else events
+        """`stream`: that of all choices of the request. `done` is called when this one is over."""
         self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
@@ -50,19 +66,19 @@ class RunningTurn:
         self._session = session
         self._service = service
         self._keeper = keeper
-        self._text = TurnText(service.tokenizer, prompt.ids[prompt.stable_boundary :])
+        self._stream = stream
+        self._log: TurnLog = NoLog() if turn_log is None else turn_log
+        self._text = TurnText(service.tokenizer, prompt.opener)
+        self._created = int(time.time())
         self._started: Started | None = None
         self._start_copy: asyncio.Task[None] | None = None
         self._done = done
-        if session is not None:
-            session.running = self
         self._task = asyncio.create_task(self._run())
 
-    def leave(self) -> None:
-        """The reader is gone. The turn ends at its next commit boundary."""
+    def cancel(self) -> None:
+        """Ends the turn at its next commit boundary."""
         if not self._task.done():
-            self.abandoned = True
-            self._service.send(Cancel(self.id))
+            self._service.send(Cancel(self._submit.turn))
 
     async def ended(self) -> None:
         await asyncio.wait([self._task])
@@ -76,22 +92,23 @@ class RunningTurn:
         except EngineError as error:
             last = of_engine(error.code, error.message, error.param)
         except Exception:
-            log.exception("turn %s failed", self.id)
+            log.exception("turn %s failed", self._submit.turn)
             last = Refused(500, engine_errors.INTERNAL_ERROR, "the server failed on this turn; its log says why")
-        finally:
-            if self._session is not None:
-                self._session.running = None
-            self._done(self)
-        self.events.put_nowait(last)
+        # Before anybody hears of the end, since the next turn may follow at once.
+        if self._session is not None:
+            self._session.running = None
+        self._stream.publish(last)
+        self._done()
 
     async def _pump(self) -> TurnEvent:
         async for event in self._service.turn(self._submit):
             match event:
                 case Started():
                     self._started = event
-                    self.events.put_nowait(self._opened(event))
+                    self._stream.publish(self._opened(event))
                 case Tokens():
-                    self._say(*self._text.push(event.token_ids, event.text_cut), event.logprobs)
+                    await self._log.committed(event)
+                    self._stream.publish(self._delta(event))
                 case Captured(kind="turn_start") if self._session is not None:
                     self._start_copy = asyncio.create_task(self._copy_start(self._session))
                 case Finished():
@@ -99,7 +116,7 @@ class RunningTurn:
                     # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
                     return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
                 case Failed():
-                    await self._fail(event)
+                    await self._keep_of_failed(event)
                     return of_engine(event.code, event.message, event.param)
                 case _:
                     pass
@@ -110,16 +127,15 @@ class RunningTurn:
         try:
             await self._keeper.copy(session)
         except (RequestError, EngineError) as error:
-            log.warning("no Host replica of the start of turn %s: %s", self.id, error)
+            log.warning("no Host replica of the start of turn %s: %s", self._submit.turn, error)
 
-    async def _fail(self, failed: Failed) -> None:
+    async def _keep_of_failed(self, failed: Failed) -> None:
         """What was published stays, as of a cancelled turn; why the turn failed matters more than a missing copy."""
-        self._say(*self._text.flush())
         if self._session is not None:
             try:
                 await self._settle(self._session, failed.committed)
             except (RequestError, EngineError) as error:
-                log.warning("no Host replica of the failed turn %s: %s", self.id, error)
+                log.warning("no Host replica of the failed turn %s: %s", self._submit.turn, error)
 
     async def _settle(self, session: Session, ended: Finished | None) -> None:
         """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
@@ -128,11 +144,11 @@ class RunningTurn:
         if ended is not None and (ended.token_ids or ended.hidden_ids):
             self._commit(session, ended)
             await self._keeper.copy(session)
-        elif not session.turns and not session.lost:
+        elif not session.turns and not session.lost and not session.created:
             await self._keeper.abandon(session)
 
     async def _finish(self, finished: Finished) -> Closed:
-        self._say(*self._text.flush())
+        reasoning, content = self._text.flush()
         if self._session is not None:
             await self._settle(self._session, finished)
         facts = self._facts(self._started, finished.frontier) if self._started else None
@@ -145,6 +161,8 @@ class RunningTurn:
             session=facts,
             choice=self._choice,
             stop_reason=self._stop_reason(finished),
+            reasoning=reasoning,
+            content=content,
         )
 
     def _stop_reason(self, finished: Finished) -> str | int | None:
@@ -161,7 +179,8 @@ class RunningTurn:
         session.transcript = [*before, *self._request.messages, self._text.message]
         session.foreign = None
         seed = self._submit.sampling.seed
-        session.turns.append(turn_record(self._request, self._replica, self.id, seed, self._started, finished))
+        turn = self._request.turn
+        session.turns.append(turn_record(self._request, self._replica, turn, seed, self._started, finished))
 
     def _opened(self, started: Started) -> Opened:
         return Opened(
@@ -171,6 +190,9 @@ class RunningTurn:
             prompt_tokens=len(self._prompt.ids),
             reused=started.reused,
             session=self._facts(started, None),
+            turn=self._request.turn,
+            choices=self._request.n,
+            created=self._created,
         )
 
     def _facts(self, started: Started, frontier: int | None) -> SessionFacts | None:
@@ -185,10 +207,11 @@ class RunningTurn:
             frontier=frontier,
         )
 
-    def _say(self, reasoning: str, content: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        if reasoning or content or logprobs:
-            facts = tuple(self._fact(entry) for entry in logprobs)
-            self.events.put_nowait(Delta(reasoning, content, self._choice, facts))
+    def _delta(self, tokens: Tokens) -> Delta:
+        reasoning, content = self._text.push(tokens.token_ids, tokens.text_cut)
+        facts = tuple(self._fact(entry) for entry in tokens.logprobs)
+        position = tokens.start + len(tokens.token_ids)
+        return Delta(reasoning, content, self._choice, facts, tokens.token_ids, position, tokens.text_cut)
 
     def _fact(self, entry: TokenLogprob) -> TokenFact:
         data = self._service.tokenizer.spelled

@@ -11,7 +11,7 @@ from deployment.ownership import Epoch, SessionKey
 from state.session_record import Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
-    from deployment.running import RunningTurn
+    from deployment.held_turn import HeldTurn
 
 
 @dataclass
@@ -21,6 +21,8 @@ class Session:
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
     that a user wrote. `order` numbers captures. `lost`: there was state, and no copy of it was found.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
+    `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
+    newest copy has.
     """
 
     key: SessionKey
@@ -33,7 +35,9 @@ class Session:
     order: int = 0
     lost: bool = False
     foreign: Foreign | None = None
-    running: RunningTurn | None = None
+    running: HeldTurn | None = None
+    created: bool = False
+    checkpoints: tuple[tuple[str, int], ...] = ()
     moving_until: float = 0.0
 
     @property

@@ -27,10 +27,15 @@ class Route:
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn, validated. `mode`: `history` carries all messages, `append` only new ones. None: model's default."""
+    """One turn, validated. None: model's default.
+
+    `turn`: 32 hex digits. `mode`: `history` carries all messages, `append` only new ones, `prompt` none, but text or
+    token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
+    `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
+    """
 
     turn: str
-    mode: Literal["history", "append"]
+    mode: Literal["history", "append", "prompt"]
     messages: tuple[dict[str, Any], ...]
     key: SessionKey | None = None
     must_exist: bool = False
@@ -59,6 +64,15 @@ class TurnRequest:
     tenant: str = ""
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = None
+    prompt: str | tuple[int, ...] = ""
+    idempotency_key: str | None = None
+    repeated: bool = False
+    hint: str | None = None
+
+    @property
+    def outlives_its_reader(self) -> bool:
+        """Whether somebody could ask for this turn again (decision 22)."""
+        return self.key is not None or self.idempotency_key is not None
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class Opened:
-    """The prompt is in; text follows."""
+    """The prompt is in; text follows. `created`: when the turn was asked for, in Unix seconds."""
 
     replica: str
     model: str
@@ -87,6 +101,9 @@ class Opened:
     prompt_tokens: int
     reused: int
     session: SessionFacts | None
+    turn: str = ""
+    choices: int = 1
+    created: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,20 +117,25 @@ class TokenFact:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is published of one choice after a round. Every part may be empty, since incomplete characters and what may
-    belong to a stop string are held back."""
+    """What is published of one choice after a round: `token_ids`, which end at the ledger position `position`, and the
+    text that they complete. Text may be empty, since incomplete characters wait for their end; the last `text_cut`
+    characters of the ids' text belong to a stop string and are left out."""
 
     reasoning: str
     content: str
     choice: int = 0
     logprobs: tuple[TokenFact, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    position: int = 0
+    text_cut: int = 0
 
 
 @dataclass(frozen=True)
 class Closed:
     """One choice is over and, with a session, its Host replica is written. `rounds` lists accepted drafts.
 
-    `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it.
+    `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it. `reasoning`, `content`:
+    what stands for a last character that was never completed.
     """
 
     finish_reason: str
@@ -124,9 +146,27 @@ class Closed:
     session: SessionFacts | None
     choice: int = 0
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    content: str = ""
 
 
 TurnEvent = Opened | Delta | Closed | Refused
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event of a turn, and the id (`deployment/event_ids.py`) of the place that it leads to."""
+
+    id: str
+    event: TurnEvent
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The turn that was asked for ran on another replica, which may still have its events."""
+
+    replica: str
+    turn: str
 
 
 @dataclass(frozen=True)
@@ -154,6 +194,10 @@ class NotHere:
     replica: str
 
 
+TurnAnswer = Told | Elsewhere | NotHere
+"""What a replica answers a request for a turn with: its events, or where else to ask."""
+
+
 @dataclass(frozen=True)
 class Adopted:
     """The session lives here now. `hit` as in SessionFacts."""
@@ -166,7 +210,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it."""
+    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy."""
 
     replica: str
     epoch: Epoch
@@ -175,6 +219,7 @@ class SessionInfo:
     running: str | None
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
+    checkpoints: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class FakeService:
                 state = command.session in self.held and command.checkpoints and command.foreign is None
                 if not state and not record.ledger:
                     raise EngineError(UNKNOWN_SESSION, "not here")
-                frontiers = (record.frontier,) if state else ()
-                return Exported(command.call, command.session, packed(record, state), ("turn_end",), frontiers)
+                kinds, frontiers = (("turn_end",), (record.frontier,)) if state else ((), ())
+                return Exported(command.call, command.session, packed(record, state), kinds, frontiers)
             case Import():
                 if self.broken is not None:
                     raise self.broken

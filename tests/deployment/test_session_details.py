@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from deployment.openai_format import session_details
 from deployment.ownership import Epoch, Placement, SessionKey
+from deployment.server_objects import session_details
 from deployment.wire import SessionInfo
 
 PLACEMENT = Placement(SessionKey("t" * 64, "one"), Epoch(1, 2), "a", (), 1.0, 2.0)
