@@ -17,7 +17,7 @@ from state.fingerprint import Fingerprint
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.layouts import layouts
 from state.manifest import CheckpointEntry, Segment, entry_of, write_manifest
-from state.memory import StateMemory
+from state.memory import SequenceMemory, StateMemory
 from state.pages import PagePool
 from state.session_manifest import as_tokens
 from state.session_record import SessionRecord
@@ -98,6 +98,18 @@ def encode_detached(
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
 
 
+def encode_pages(
+    memory: StateMemory, sequence: SequenceMemory, pages: range, digests: SegmentDigests
+) -> tuple[DetachedSegment, ...]:
+    """Segments of a running sequence's pages of these numbers, which must be full (`StateMemory.full_pages`): those of
+    the target, then the drafter's, each content once. Later checkpoints of the sequence have the same segments, which
+    `digests` knows then."""
+    table = _Table(memory, digests, keep_bytes=True)
+    for _ in table.add_pages(sequence.pages, sequence.draft_pages, pages.stop * PAGE_TOKENS, pages):
+        pass
+    return tuple(table.detached)
+
+
 def encode_carried(
     geometry: StateGeometry,
     carried: Sequence[tuple[Checkpoint, Sequence[Segment]]],
@@ -154,14 +166,17 @@ class _Table:
     def add(self, checkpoint: Checkpoint) -> Iterator[int]:
         """The indices of a checkpoint's segments, in their order."""
         yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self._memory, checkpoint))
+        numbers = range(len(checkpoint.pages))
+        yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
+
+    def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
+        """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""
         for kind, pool, pages in (
-            ("target", self._memory.target if self._memory.geometry.kv_layers else None, checkpoint.pages),
-            ("draft", self._memory.draft, checkpoint.draft_pages),
+            ("target", self._memory.target if self._memory.geometry.kv_layers else None, target),
+            ("draft", self._memory.draft, draft),
         ):
-            if pool is None:
-                continue
-            for number, page in enumerate(pages):
-                columns = min(PAGE_TOKENS, checkpoint.frontier - number * PAGE_TOKENS)
+            for number in numbers if pool is not None else ():
+                page, columns = pages[number], min(PAGE_TOKENS, frontier - number * PAGE_TOKENS)
                 yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 
     def _index(self, kind: str, place: int, content: int | str, columns: int, tensors: Callable[[], Tensors]) -> int:

@@ -18,6 +18,7 @@ from deployment.engine.engine import Engine
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models, load_models
 from deployment.engine.messages import (
+    Call,
     Cancel,
     Captured,
     Command,
@@ -29,10 +30,14 @@ from deployment.engine.messages import (
     Imported,
     Preempt,
     Submit,
+    Suspended,
 )
 from deployment.engine.options import EngineOptions
 
 logger = logging.getLogger(__name__)
+
+_LAST = Finished | Failed | Suspended
+"""After one of these nothing more comes of a turn."""
 
 
 class EngineService:
@@ -65,7 +70,7 @@ class EngineService:
         return session in self._evicted
 
     async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
+        """Runs a turn: its events, the last of them `Finished`, `Failed` or `Suspended`. Leaving early cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
         ended = False
         with self._listening(submit.turn, events):
@@ -73,7 +78,7 @@ class EngineService:
             try:
                 while not ended:
                     event = await events.get()
-                    ended = isinstance(event, Finished | Failed)
+                    ended = isinstance(event, _LAST)
                     yield event
             finally:
                 if not ended:
@@ -81,9 +86,9 @@ class EngineService:
                         self._left.add(submit.turn)
                     self._commands.put(Cancel(submit.turn))
 
-    async def call(self, command: Command) -> Event:
+    async def call(self, command: Call) -> Event:
         """Runs a command that has one answer, and returns it. Raises EngineError where the engine answers Failed."""
-        if isinstance(command, Submit | Cancel | Preempt):
+        if not isinstance(command, Call):
             raise TypeError(f"{type(command).__name__} has no single answer: use `turn` or `send`")
         events: asyncio.Queue[Event] = asyncio.Queue()
         with self._listening(command.call, events):
@@ -128,11 +133,15 @@ class EngineService:
             return
         if isinstance(event, Captured | Imported | Dropped):
             self._evicted.discard(event.session)
-        ref = event.ref if isinstance(event, Failed) else getattr(event, "turn", None) or getattr(event, "call", "")
+        for name in ("ref", "turn", "call"):  # a turn that is suspended hears of it, and so does who asked for it
+            if (ref := getattr(event, name, None)) is not None:
+                self._deliver_to(ref, event)
+
+    def _deliver_to(self, ref: str, event: Event) -> None:
         with self._lock:
             if ref in self._left:
                 # nobody listens any more, and until its last event nobody else may take this id
-                if isinstance(event, Finished | Failed):
+                if isinstance(event, _LAST):
                     self._left.discard(ref)
                 return
             listener = self._listeners.get(ref)
@@ -147,10 +156,14 @@ class EngineService:
         except BaseException as error:
             self._fault = error
             logger.exception("the engine's thread ended")
+        reason = f"the engine has ended: {self._fault or 'it was closed'}"
+        try:
+            self._engine.abandon(reason)
+        except Exception:
+            logger.exception("what running turns had committed could not be told")
         with self._lock:
             self._ended = True
             waiting = dict(self._listeners)
-        reason = f"the engine has ended: {self._fault or 'it was closed'}"
         for ref, listener in waiting.items():
             listener(Failed(ref, errors.INTERNAL_ERROR, reason))
 
