@@ -175,7 +175,9 @@ class _Table:
             ("target", self._memory.target if self._memory.geometry.kv_layers else None, target),
             ("draft", self._memory.draft, draft),
         ):
-            for number in numbers if pool is not None else ():
+            if pool is None:
+                continue
+            for number in numbers:
                 page, columns = pages[number], min(PAGE_TOKENS, frontier - number * PAGE_TOKENS)
                 yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 

@@ -86,8 +86,10 @@ class StateExchange:
             detached = encode_detached(self._memory, chosen, record, made_by, key, self._digests, keep_bytes=True)
             document = detached.document
             segments = _read(segment for segment in detached.segments if segment.sha256 not in command.without)
-        kinds = tuple(kind for c in chosen if (kind := _known(c.kind)))
-        return Exported(command.call, command.session, document, kinds, tuple(c.frontier for c in chosen), segments)
+        kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
+        return Exported(
+            command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen), segments
+        )
 
     def pages(self, command: ExportPages, lane: Lane) -> Pages:
         """Of a lane between two rounds."""

@@ -85,8 +85,8 @@ def publish(
     lane.finish_reason, lane.stop_id, lane.stop_match = outcome.finish_reason, outcome.stop_id, outcome.match
     if outcome.match is not None:
         del lane.published[outcome.match.shown :], lane.logprobs[outcome.match.shown :]
-    all_free = lane.stop_strings is None or lane.finish_reason is not None
-    tokens = tell(lane, len(lane.published) if all_free else lane.stop_strings.free, accepted)
+    watched = lane.stop_strings if lane.finish_reason is None else None
+    tokens = tell(lane, len(lane.published) if watched is None else watched.free, accepted)
     held_back = len(lane.ledger) - lane.prompt_tokens - lane.told
     return Round(lane.submit.turn, start, outcome.kept, held_back, accepted, told), tokens
 

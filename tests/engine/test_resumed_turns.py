@@ -55,7 +55,7 @@ def resumed_after(told: Sequence[Round]) -> Resumed:
 
 def rest(events: Sequence[Event], cut: int) -> list[Event]:
     """What comes of a turn after its first `cut` rounds and what they published."""
-    after = [event for event in events if isinstance(event, Round | Tokens | Finished | Failed)]
+    after: list[Event] = [event for event in events if isinstance(event, Round | Tokens | Finished | Failed)]
     told = rounds(events)[:cut]
     free = [published(told[:end]) for end in (cut - 1, cut)] if cut else [0, 0]
     passed = after.index(told[-1]) + 1 + (free[0] < free[1]) if cut else 0
