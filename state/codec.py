@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,12 +59,18 @@ class SegmentDigests:
     def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
         names one content for ever: the epoch of a page, the id of an image's checkpoint."""
+        segment = self.known(kind, place, content, columns)
+        if segment is None:
+            segment = make()
+            if self._known.get((kind, place), (None,))[0] != content:
+                self._known[kind, place] = (content, {})
+            self._known[kind, place][1][columns] = segment
+        return segment
+
+    def known(self, kind: str, place: int, content: int | str, columns: int) -> Segment | None:
+        """The same, if it was hashed before."""
         known = self._known.get((kind, place))
-        if known is None or known[0] != content:
-            known = self._known[kind, place] = (content, {})
-        if columns not in known[1]:
-            known[1][columns] = make()
-        return known[1][columns]
+        return known[1].get(columns) if known is not None and known[0] == content else None
 
 
 def encode_session(
@@ -90,10 +97,15 @@ def encode_detached(
     key: bytes | None = None,
     digests: SegmentDigests | None = None,
     keep_bytes: bool = False,
+    hashed: bool = True,
 ) -> DetachedSession:
     """The same document without its payload. What `digests` knows is neither read nor hashed. `keep_bytes`: what is
-    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint."""
-    table = _Table(memory, digests or SegmentDigests(), keep_bytes)
+    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint.
+
+    Not `hashed`: the other segments are read and kept under random names in place of their sha256. Such a document is
+    of use only to who gets those segments beside it, and must not be stored.
+    """
+    table = _Table(memory, digests or SegmentDigests(), keep_bytes, hashed)
     manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
 
@@ -154,10 +166,11 @@ def _manifest(
 class _Table:
     """The segments of all checkpoints of a document, each content once, in the order of first use."""
 
-    def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool) -> None:
+    def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool, hashed: bool = True) -> None:
         self._memory = memory
         self._digests = digests
         self._keep_bytes = keep_bytes
+        self._hashed = hashed
         self._by_content: dict[bytes, int] = {}
         self.segments: list[Segment] = []
         self.payload: dict[bytes, bytes] = {}
@@ -183,7 +196,10 @@ class _Table:
 
     def _index(self, kind: str, place: int, content: int | str, columns: int, tensors: Callable[[], Tensors]) -> int:
         read = partial(_serialized, tensors)
-        segment = self._digests.of(kind, place, content, columns, partial(self._hashed, read))
+        if self._hashed:
+            segment = self._digests.of(kind, place, content, columns, partial(self._digested, read))
+        else:
+            segment = self._digests.known(kind, place, content, columns) or self._named(read)
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
@@ -192,7 +208,12 @@ class _Table:
             self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
         return index
 
-    def _hashed(self, read: Callable[[], bytes]) -> Segment:
+    def _named(self, read: Callable[[], bytes]) -> Segment:
+        data, name = read(), secrets.token_bytes(32)
+        self.payload[name] = data
+        return Segment(len(data), name)
+
+    def _digested(self, read: Callable[[], bytes]) -> Segment:
         data = read()
         digest = hashlib.sha256(data).digest()
         if self._keep_bytes:

@@ -54,6 +54,7 @@ from deployment.engine.messages import (
     Tokens,
     Unpin,
     Unpinned,
+    VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.pacing import PrefillPacer
@@ -144,6 +145,8 @@ class Engine:
                     self._emit(self._exchange.pages(command, self._running(command.turn)))
                 case StageSegments():
                     self._emit(self._exchange.stage(command))
+                case VerifyStaged():
+                    self._verify(command)
                 case DropStaged():
                     self._emit(self._exchange.drop_staged(command))
                 case Export():
@@ -363,6 +366,14 @@ class Engine:
             self._emit(Suspended(command.call, turn, ticket.submit.session, 0, 0))
         else:
             raise _not_here(turn)
+
+    def _verify(self, command: VerifyStaged) -> None:
+        try:
+            self._emit(self._exchange.verify_staged(command))
+        except EngineError:
+            self._detach(command.session)
+            self._sessions.drop(command.session)
+            raise
 
     def _running(self, turn: str) -> Lane:
         lane = next((lane for lane in self._lanes if lane.submit.turn == turn), None)

@@ -28,6 +28,7 @@ from deployment.engine.messages import (
     SegmentBytes,
     Staged,
     StageSegments,
+    VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
@@ -83,7 +84,9 @@ class StateExchange:
         if command.without is None:
             document = encode_session(self._memory, chosen, record, made_by, key)
         else:
-            detached = encode_detached(self._memory, chosen, record, made_by, key, self._digests, keep_bytes=True)
+            detached = encode_detached(
+                self._memory, chosen, record, made_by, key, self._digests, keep_bytes=True, hashed=command.hashed
+            )
             document = detached.document
             segments = _read(segment for segment in detached.segments if segment.sha256 not in command.without)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
@@ -123,7 +126,11 @@ class StateExchange:
     # ------------------------------------------------------------------------------------------------ coming in
 
     def stage(self, command: StageSegments) -> Staged:
-        self._staged.add(command.migration, command.segments)
+        self._staged.add(command.migration, command.segments, command.hashed)
+        return Staged(command.call, command.migration, *self._staged.held(command.migration))
+
+    def verify_staged(self, command: VerifyStaged) -> Staged:
+        self._staged.verify(command.migration, dict(command.digests))
         return Staged(command.call, command.migration, *self._staged.held(command.migration))
 
     def drop_staged(self, command: DropStaged) -> Staged:
@@ -149,7 +156,7 @@ class StateExchange:
             document.check_tokens(self._models.target.public_rows)
         loaded = self._load(document, command) if self._loadable(mismatch) else []
         if command.migration is not None:
-            self._staged.drop(command.migration)
+            self._staged.imported(command.migration)
         tenant = command.tenant if document.signed else None
         self._sessions.replace(command.session, loaded, command.origin, tenant)
         if loaded and record.ledger:

@@ -109,7 +109,8 @@ class Resumed:
 
 @dataclass(frozen=True)
 class SegmentBytes:
-    """A segment of `state/FORMAT.md` that travels apart from its document. `sha256`: 32 bytes."""
+    """A segment of `state/FORMAT.md` that travels apart from its document. `sha256`: 32 bytes; or a random name, where
+    its document was not hashed."""
 
     sha256: bytes
     data: bytes
@@ -238,11 +239,30 @@ class StageSegments:
 
     They are dropped by that import, by `DropStaged`, or when nothing was heard of the migration for the option
     `staged_seconds`. More than `staged_bytes` are refused, and what was held stays. Answer: `Staged`.
+
+    `hashed`: they are checked against their sha256 now. Else they came from this node under random names, and stay
+    until `VerifyStaged` says what their sha256 are.
     """
 
     call: str
     migration: str
     segments: tuple[SegmentBytes, ...]
+    hashed: bool = True
+
+
+@dataclass(frozen=True)
+class VerifyStaged:
+    """Tells the sha256 of segments that were staged without, as (name, sha256), after `session` was imported with them.
+
+    Answer: `Staged`; or `Failed` with `bad_state` if one is not what it should be, or is not held any more. Then the
+    session's state here is dropped, and its turns give it none: whoever owns it suspends them, and resumes them from
+    their ledger.
+    """
+
+    call: str
+    migration: str
+    session: str
+    digests: tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -271,7 +291,8 @@ class Export:
     So does `foreign`: the ledger is still what something else made, and the document says so.
 
     `without`: the document is detached, and its segments come beside it, but for those with these sha256, which whoever
-    asks has already. What `ExportPages` gave before is neither read nor hashed again. Answer: `Exported`.
+    asks has already. What `ExportPages` gave before is neither read nor hashed again. Not `hashed`: nothing else is
+    hashed either; such segments have random names, and are for `StageSegments` on the same node. Answer: `Exported`.
     """
 
     call: str
@@ -280,6 +301,7 @@ class Export:
     checkpoints: bool = True
     foreign: Foreign | None = None
     without: frozenset[bytes] | None = None
+    hashed: bool = True
 
 
 @dataclass(frozen=True)
@@ -354,6 +376,7 @@ Call = (
     | Unpin
     | ExportPages
     | StageSegments
+    | VerifyStaged
     | DropStaged
     | Export
     | Publish

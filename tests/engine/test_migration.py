@@ -31,6 +31,7 @@ from deployment.engine.messages import (
     Suspend,
     Suspended,
     Unpin,
+    VerifyStaged,
 )
 from deployment.engine.options import Backend
 from deployment.engine.staging import StagedSegments
@@ -162,6 +163,63 @@ def test_a_segment_that_never_came_costs_its_checkpoint_and_the_turn_is_rebuilt_
     assert destination.finished("t").token_ids == tiny().run(IDS, max_tokens=80, ignore_eos=True).token_ids
 
 
+def handed_over(source: TinyDriver, destination: TinyDriver, harm: bool = False) -> tuple[tuple[bytes, bytes], ...]:
+    """Session `s` with its suspended turn, from one engine of a node to another; returns the digests that are due."""
+    left = exported(source, without=frozenset(), hashed=False)
+    digests = tuple((segment.sha256, hashlib.sha256(segment.data).digest()) for segment in left.segments)
+    came = left.segments
+    if harm:
+        data = came[0].data
+        came = (replace(came[0], data=data[:-1] + bytes([data[-1] ^ 1])), *came[1:])
+    destination.call(StageSegments("g", "m", came, hashed=False))
+    answer = destination.call(Import("i", "s", left.document, migration="m"))
+    assert isinstance(answer, Imported) and answer.frontiers == left.frontiers
+    return digests
+
+
+def test_on_one_node_a_turn_moves_without_a_hash_and_is_verified_while_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, destination = tiny(), tiny()
+    submit = decoding(source, 3)
+    source.engine.execute(Suspend("x", "t"))
+    with monkeypatch.context() as patched:
+        patched.setattr("state.document.SessionDocument._check_digest", lambda *args: pytest.fail("it was hashed"))
+        patched.setattr("state.codec._Table._digested", lambda *args: pytest.fail("it was hashed"))
+        digests = handed_over(source, destination)
+        destination.engine.execute(replace(submit, resumed=resumed_after(rounds(source.of("t")))))
+        destination.engine.step()
+    assert destination.call(VerifyStaged("v", "m", "s", digests)) == Staged("v", "m", 0, 0)
+    destination.steps()
+    assert destination.started("t").prefilled == 0
+    assert destination.finished("t").token_ids == tiny().run(IDS, max_tokens=80, ignore_eos=True).token_ids
+
+
+def test_a_segment_that_was_damaged_on_its_way_is_found_and_nothing_of_that_state_stays() -> None:
+    source, destination = tiny(), tiny()
+    submit = decoding(source, 3)
+    source.engine.execute(Suspend("x", "t"))
+    digests = handed_over(source, destination, harm=True)
+    resumed = resumed_after(rounds(source.of("t")))
+    destination.engine.execute(replace(submit, resumed=resumed))
+    destination.engine.step()
+    answer = destination.call(VerifyStaged("v", "m", "s", digests))
+    assert isinstance(answer, Failed) and (answer.code, answer.param) == (errors.BAD_STATE, "digests")
+    destination.engine.execute(Suspend("x", "t"))
+    last = destination.events[-1]
+    assert isinstance(last, Suspended) and last.frontier == 0 and not destination.engine.memory.checkpoints
+    destination.events.clear()
+    destination.engine.execute(replace(submit, resumed=resumed))
+    destination.steps()
+    assert destination.started("t").reused == 0
+    assert destination.finished("t").token_ids == tiny().run(IDS, max_tokens=80, ignore_eos=True).token_ids
+
+
+def test_a_verification_of_what_is_not_held_any_more_is_refused() -> None:
+    answer = tiny().call(VerifyStaged("v", "m", "s", ((b"n" * 32, b"d" * 32),)))
+    assert isinstance(answer, Failed) and answer.code == errors.BAD_STATE
+
+
 # ------------------------------------------------------------------------------------------------ what is staged
 
 
@@ -281,7 +339,7 @@ def test_a_fork_at_a_frontier_has_what_led_there_and_nothing_that_came_later() -
     answer = driver.call(Fork("f", "s", "child", frontier))
     assert isinstance(answer, Imported) and max(answer.frontiers) == frontier
     assert set(answer.frontiers) == {end for end, _ in ends[:2]}
-    more = ledger + (3, 4)
+    more = (*ledger, 3, 4)
     turn = driver.submit(more, session="child", tenant="of its own", max_tokens=9, ignore_eos=True)
     driver.steps()
     assert driver.started(turn).reused == frontier
