@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 
-from deployment.engine.messages import Command, Event, Foreign, Grammar, Sampling, ThinkingBudget, TokenLogprob
+from deployment.engine import messages
 from deployment.engine.options import EngineOptions
 from state.fingerprint import Mismatch
 from state.names import Epoch, Order, SessionKey
 from state.session_record import SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH = 1, 2, 3
-_HELD = (
-    EngineOptions, Epoch, Foreign, Grammar, Mismatch, Order, Sampling, SessionKey, SessionRecord, ThinkingBudget,
-    TokenLogprob, TurnRecord,
-)  # fmt: skip
-_CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
+_HELD = (EngineOptions, Epoch, Mismatch, Order, SessionKey, SessionRecord, TurnRecord)
+_CLASSES: dict[str, Any] = {
+    known.__name__: known
+    for known in (*_HELD, *vars(messages).values())
+    if isinstance(known, type) and is_dataclass(known)
+}
 _FIELDS = {known: tuple(field.name for field in fields(known)) for known in _CLASSES.values()}
 
 
