@@ -19,6 +19,12 @@ class Choice(Protocol):
 
     async def ended(self) -> None: ...
 
+    async def suspend(self) -> int | None: ...
+
+    def go_on(self, elsewhere: bool) -> None: ...
+
+    def moved(self) -> None: ...
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
@@ -79,6 +85,19 @@ class HeldTurn:
 
     async def ended(self) -> None:
         await asyncio.gather(*(choice.ended() for choice in self._choices))
+
+    async def suspend(self) -> int | None:
+        """Stops a session's turn, which has one choice, until `go_on`: see `RunningTurn.suspend`."""
+        return await self._choices[0].suspend()
+
+    def go_on(self, elsewhere: bool) -> None:
+        for choice in self._choices:
+            choice.go_on(elsewhere)
+
+    def moved(self) -> None:
+        """The session has another owner."""
+        for choice in self._choices:
+            choice.moved()
 
     def over(self) -> None:
         """The stream has had its last event. A refusal of one choice ends the others."""

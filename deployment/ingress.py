@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
-from deployment.actors import Cluster
+from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
@@ -59,8 +59,8 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         self._model = args.model_id
-        self._replicas = Replicas(engine)
-        cluster = Cluster(serve.get_replica_context().app_name, args.host_store_bytes)
+        cluster = Cluster(serve.get_replica_context().app_name, args.durable)
+        self._replicas = Replicas(engine, cluster)
         self._turns = TurnApi(self._replicas, cluster, self._model)
         self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
 

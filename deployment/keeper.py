@@ -1,118 +1,127 @@
-"""The owner's part of `spec/ownership.md`: which sessions this replica holds, how it gets and gives them, their copies.
+"""Which sessions does this replica hold, and how does it get, copy, give and lose them?
 
-Thin for now: a session is taken over without waiting for a lease, and Host replicas follow a turn instead of a log of
-its rounds. The fence is whole: what an older owner writes after a takeover is refused by epoch.
+Above the ownership machines: what a session is, is what its newest image says and its log after that. A turn whose end
+is not in the log goes on here, from the last round that is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-import math
-import time
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
+from ray.exceptions import RayError
 
-from deployment.actors import Cluster
+from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
+from deployment.cluster.transport import Cluster
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
-from deployment.errors import (
-    Refused,
-    RequestError,
-    session_busy,
-    session_exists,
-    session_unavailable,
-    unknown_session,
-)
+from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
-from deployment.ownership import Conflict, Epoch, Placement, SessionKey
+from deployment.ownership.log import Deleted, HeadMoved, Numbered
+from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.words import NOTHING, Member, SessionKey
 from deployment.session import Session
-from deployment.wire import HandedOver, NotHere
+from deployment.session_log import LoggedTurn, logged_turns
+from deployment.turn_records import turn_record
+from deployment.turns import TurnText
+from state.errors import StateError
 from state.session_record import SessionRecord
 
-MOVE_SECONDS = 30.0
-"""How long a session that was given away waits for its new owner's word before it takes turns again."""
+KEPT_SECONDS = 30.0
+"""How long a session that is made of an image waits for all copies to hold it."""
+
+LOCATE_SECONDS = 10.0
 
 log = logging.getLogger("ray.serve")
-
-
-class Peers(Protocol):
-    """The other replicas of this deployment."""
-
-    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused: ...
-
-    async def release(self, placement: Placement) -> None: ...
 
 
 class SessionKeeper:
     """All sessions that one replica owns."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, peers: Peers) -> None:
+    def __init__(self, replica: str, service: EngineService, cluster: Cluster, transport: Transport) -> None:
         self._replica = replica
         self._service = service
         self._cluster = cluster
-        self._peers = peers
+        self._owned = OwnedSessions(
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
+        )
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
         self._copying = Locks()
         self._calls = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._resume: Callable[[Session, LoggedTurn], None] | None = None
+
+    def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
+        """From the replica's event loop. `resume` is given turns that have to go on here."""
+        self._resume = resume
+        self._owned.start()
+
+    def close(self) -> None:
+        self._owned.close()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    @property
-    def running(self) -> int:
-        return sum(session.running is not None for session in self._sessions.values())
-
-    def owned(self) -> tuple[Session, ...]:
-        return tuple(self._sessions.values())
-
     def held(self, key: SessionKey) -> Session | None:
-        return self._sessions.get(key)
+        """A session that this replica may commit to, as far as it knows."""
+        return self._sessions.get(key) if key in self._owned else None
 
-    async def acquire(self, key: SessionKey, believed: Placement | None, *, must_exist: bool) -> tuple[Session, Hit]:
+    # -------------------------------------------------------------------------------------------- getting
+
+    async def acquire(
+        self, key: SessionKey, believed: Placed | None, *, must_exist: bool, anew: bool = False
+    ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
-        `believed` is what the caller read from the directory a moment ago. The Hit says where the state came from:
-        `device` if it was here. Raises RequestError: 404, 409 while the owner is busy, 503.
+        `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
+        that counts, it begins again. The Hit says where the state came from: `device` if it was here. Raises
+        `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
-            held = self._sessions.get(key)
+            held = self.held(key)
             if held is not None:
-                if believed is None or believed.epoch != held.epoch:
-                    believed = await self._cluster.locate(key)
-                if believed is not None and believed.epoch == held.epoch:
-                    await self._onto_device(held)
-                    return held, "device"
-                # Somebody else became the owner, or deleted it, while we could not be reached.
-                await self.forget(held)
-            for _ in range(5):
-                if believed is None:
-                    if must_exist:
-                        raise unknown_session(key.session)
-                    granted = await self._cluster.claim(key, self._replica, None)
-                    if not isinstance(granted, Conflict):
-                        session = self._sessions[key] = Session(key, granted.epoch)
-                        return session, "none"
-                else:
-                    got = await self._take_over(believed)
-                    if not isinstance(got, Conflict):
-                        return got
-                    granted = got
-                believed = granted.current
-            raise session_unavailable(key.session, "its owner changes too quickly")
+                await self._onto_device(held)
+                return held, "device"
+            if must_exist and believed is None and await self.located(key) is None:
+                raise unknown_session(key.session)
+            return await self._rebuilt(await self._taken(key, anew))
+
+    async def adopt(self, offer: Offer) -> None:
+        """Takes over what another replica offers."""
+        async with self._getting.of(offer.key):
+            if self.held(offer.key) is None:
+                opened = await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source)
+                await self._rebuilt(opened)
+
+    async def located(self, key: SessionKey) -> Placed | None:
+        """Where the session is; None: there is none. RequestError (503) while nobody can say."""
+        try:
+            async with asyncio.timeout(LOCATE_SECONDS):
+                while isinstance(placed := await self._cluster.locate(key), Wait):
+                    await asyncio.sleep(min(placed.seconds, 0.25))
+        except (RayError, TimeoutError):
+            raise session_unavailable(key.session, "the directory does not answer") from None
+        return placed
 
     async def create(self, key: SessionKey, like: Session) -> Session:
-        """A new session here with the same past. Raises RequestError (409) if the name is taken."""
-        session = self._sessions[key] = Session.of_record(key, await self._claim_new(key), like.record())
+        """A new session here with the same past, which is not in its copies before `settle`. RequestError (409) if the
+        name is taken."""
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
         session.foreign, session.created = like.foreign, like.created
         return session
 
     async def create_empty(self, key: SessionKey) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
-        session = self._sessions[key] = Session(key, await self._claim_new(key), created=True)
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session(key, opened.epoch, created=True)
+        await self.write(key, [HeadMoved(NOTHING, None, 0)])
         return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
@@ -121,16 +130,121 @@ class SessionKeeper:
         Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
         depends on is not the same here.
         """
-        session = self._sessions[key] = Session(key, await self._claim_new(key))
-        session.moving_until = math.inf  # no turn begins in what is not there yet
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session(key, opened.epoch)
+        session.moving = True  # no turn begins in what is not there yet
         try:
             record = await self._import_exactly(session, document)
-            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
-            await self.copy(session)
+            session = self._sessions[key] = Session.of_record(key, opened.epoch, record)
+            session.created = True
+            await self.settle(session)
         except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
             await self.abandon(session)
             raise
         return session
+
+    async def settle(self, session: Session) -> None:
+        """A session that did not begin with a turn: all copies hold it when this returns."""
+        await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+        await self.copy(session)
+        try:
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self._owned.kept(session.key)
+        except TimeoutError:
+            raise session_unavailable(session.key.session, "its copies do not answer") from None
+
+    async def _taken(self, key: SessionKey, anew: bool) -> Opened:
+        try:
+            return await self._owned.take(key, anew=anew)
+        except OwnedElsewhere:
+            raise
+        except NoCopyLeft:
+            raise session_unavailable(key.session, "no copy of its state is left; send the full history") from None
+        except (NotNow, NotOwned) as error:
+            raise session_unavailable(key.session, str(error)) from None
+
+    async def _taken_new(self, key: SessionKey) -> Opened:
+        if await self.located(key) is not None:
+            raise session_exists(key.session)
+        try:
+            opened = await self._taken(key, anew=False)
+        except OwnedElsewhere:
+            raise session_exists(key.session) from None
+        if opened.records or opened.images:
+            self._owned.forget(key)
+            raise session_exists(key.session)
+        return opened
+
+    # -------------------------------------------------------------------------------------------- rebuilding
+
+    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit]:
+        key = opened.key
+        session, hit = await self._newest_image(opened)
+        session.created = bool(opened.records or opened.images)
+        booked = {turn.id for turn in session.turns}
+        unfinished: LoggedTurn | None = None
+        for turn in logged_turns(opened.records):
+            if turn.began.turn in booked:
+                continue
+            unfinished = turn if turn.finished() is None else None
+            self._book(session, turn)
+        session.order = opened.end.sequence
+        self._sessions[key] = session
+        if unfinished is not None and self._resume is not None:
+            log.info("turn %s of session %s goes on here", unfinished.began.turn, key)
+            self._resume(session, unfinished)
+        return session, hit
+
+    def _book(self, session: Session, turn: LoggedTurn) -> None:
+        """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
+        finished = turn.finished()
+        if finished is None or not (finished.token_ids or finished.hidden_ids):
+            return
+        request, prompt = turn.request(session.key), turn.prompt
+        text = TurnText(self._service.tokenizer, prompt.opener)
+        text.push(finished.token_ids, finished.text_cut)
+        text.flush()
+        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
+        session.book(prompt, finished, (*request.messages, text.message), record)
+
+    async def _newest_image(self, opened: Opened) -> tuple[Session, Hit]:
+        for image in reversed(opened.images):
+            document = await self._fetched(opened.source, image, opened.key)
+            if document is not None and opened.source is not None:
+                hit: Hit = "host" if opened.source.node == self._cluster.node else "peer"
+                return await self._import(opened, document, hit)
+        return Session(opened.key, opened.epoch), "none"
+
+    async def _fetched(self, source: Member | None, image: Image, key: SessionKey) -> bytes | None:
+        if source is None:
+            return None
+        try:
+            return await self._cluster.image(source, image, key)
+        except (RayError, StateError, TimeoutError, ValueError) as error:
+            log.warning("an image of session %s could not be read: %s", key, error)
+            return None
+
+    async def _import(self, opened: Opened, document: bytes, hit: Hit) -> tuple[Session, Hit]:
+        """The session as its document has it, and whether any state of it is on the device now."""
+        key = opened.key
+        session = Session(key, opened.epoch)
+        try:
+            imported = await self._service.call(
+                Import(self._call(), session.engine_id, document, hit, tenant=key.tenant)
+            )
+        except EngineError as error:
+            # Not kept: the next request takes it over again, and tries the copies again.
+            self._owned.forget(key)
+            raise session_unavailable(key.session, f"its state cannot be loaded ({error})") from None
+        assert isinstance(imported, Imported) and imported.record is not None
+        if imported.record.id != key.session:
+            await self._service.call(Drop(self._call(), session.engine_id))
+            self._owned.forget(key)
+            raise session_unavailable(key.session, f"its copy is that of session {imported.record.id!r}")
+        session = Session.of_record(key, opened.epoch, imported.record)
+        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
+            session.foreign = imported.foreign
+        return session, hit if imported.frontiers else "none"
 
     async def _import_exactly(self, session: Session, document: bytes) -> SessionRecord:
         try:
@@ -147,92 +261,140 @@ class SessionKeeper:
             raise RequestError(400, BAD_STATE, "document: manifest.ledger: is empty, so there is nothing to continue")
         return imported.record
 
-    async def _claim_new(self, key: SessionKey) -> Epoch:
-        granted = await self._cluster.claim(key, self._replica, None)
-        if isinstance(granted, Conflict):
-            raise session_exists(key.session)
-        return granted.epoch
-
-    async def _take_over(self, placement: Placement) -> tuple[Session, Hit] | Conflict:
-        key = placement.key
-        given: HandedOver | NotHere | Refused = NotHere(self._replica)
-        if placement.owner not in (None, self._replica):
-            given = await self._peers.hand_over(placement)
-            if isinstance(given, Refused):
-                raise RequestError(given.status, given.code, given.message, given.param)
-        grant = await self._cluster.claim(key, self._replica, placement.epoch)
-        if isinstance(grant, Conflict):
-            return grant
-        sealed = await self._cluster.seal(key, grant.epoch)
-        hit: Hit = "host"
-        state = sealed
-        if isinstance(given, HandedOver) and (sealed is None or given.frontiers or _age(given) > _age(sealed)):
-            hit, state = "peer", given
-        session = Session(key, grant.epoch, lost=state is None and bool(placement.copies))
-        if state is not None:
-            session, loaded = await self._import(session, state, hit)
-            hit = hit if loaded else "none"
-            self._sessions[key] = session
-            await self.copy(session)
-        else:
-            hit = "none"
-            self._sessions[key] = session
-        if isinstance(given, HandedOver):
-            await self._peers.release(placement)
-        return session, hit
-
-    async def _import(self, session: Session, state: HandedOver, hit: Hit) -> tuple[Session, bool]:
-        """The session as its document has it, and whether any state of it is on the device now."""
-        try:
-            document = state.document.tobytes()
-            imported = await self._service.call(
-                Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
-            )
-        except EngineError as error:
-            # Not kept: the next request finds us the owner without state, and tries the copies again.
-            raise session_unavailable(session.key.session, f"its state cannot be loaded ({error})") from None
-        assert isinstance(imported, Imported) and imported.record is not None
-        if imported.record.id != session.key.session:
-            await self._service.call(Drop(self._call(), session.engine_id))
-            raise session_unavailable(session.key.session, f"its copy is that of session {imported.record.id!r}")
-        brought = Session.of_record(session.key, session.epoch, imported.record)
-        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
-            brought.foreign = imported.foreign
-        return brought, bool(imported.frontiers)
-
     async def bring_back(self, session: Session) -> None:
         """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
-        state = await self._cluster.seal(session.key, session.epoch)
-        if state is None:
-            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
-        await self._import(session, state, "host")
+        for member in self._owned.members(session.key):
+            for image in reversed(await self._cluster.images(member, session.key)):
+                document = await self._fetched(member, image, session.key)
+                if document is not None:
+                    hit: Hit = "host" if member.node == self._cluster.node else "peer"
+                    await self._service.call(
+                        Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
+                    )
+                    return
+        raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
 
     async def _onto_device(self, session: Session) -> None:
         """Brings a session back that the device had no room to keep. Without a copy its ledger is prefilled."""
-        if not self._service.was_evicted(session.engine_id) or not session.free:
-            return
-        state = await self._cluster.seal(session.key, session.epoch)
-        # A turn that began meanwhile must not have its state replaced under it.
-        if state is not None and session.free:
+        if self._service.was_evicted(session.engine_id) and session.free:
+            session.moving = True  # a turn must not have its state replaced under it
             try:
-                await self._import(session, state, "host")
-            except RequestError as error:
+                await self.bring_back(session)
+            except (RequestError, EngineError) as error:
                 log.warning("session %s is prefilled: %s", session.key, error)
+            finally:
+                session.moving = False
 
-    async def give(self, key: SessionKey, placement: Placement) -> HandedOver | NotHere | Refused:
-        """Encodes a session for its next owner, and takes no turn for it until that one has spoken or given up."""
-        session = self._sessions.get(key)
-        if session is None or session.epoch != placement.epoch or session.lost:
-            return NotHere(self._replica)
-        if not await self.idle(session):
-            return session_busy(key.session, "a turn is running; it can be moved between turns").refused
-        session.moving_until = time.monotonic() + MOVE_SECONDS
+    # -------------------------------------------------------------------------------------------- the log
+
+    def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
+        """See `OwnedSessions.append`. Raises `NotOwned`."""
+        return self._owned.append(key, records)
+
+    async def committed(self, key: SessionKey, sequence: int) -> None:
+        """Waits until all copies hold the log up to there. Raises `NotOwned`."""
+        await self._owned.committed(key, sequence)
+
+    async def write(self, key: SessionKey, records: Sequence[Numbered]) -> None:
+        """RequestError (503) if the session is another replica's now."""
         try:
-            return await self._export(session)
-        except EngineError as error:
-            log.warning("session %s could not be exported: %s", key, error)
-            session.moving_until = 0.0
-            return NotHere(self._replica)
+            await self.committed(key, self.append(key, records))
+        except NotOwned as error:
+            raise session_unavailable(key.session, str(error)) from None
+
+    # -------------------------------------------------------------------------------------------- copies
+
+    async def copy(self, session: Session, since: int | None = None) -> None:
+        """Gives an image of the session to all its copies, in the background. `since`: the sequence of the first record
+        that is needed beside it, that of a turn that runs."""
+        key = session.key
+        async with self._copying.of(key):
+            if key not in self._owned:
+                return
+            sequence = session.order = self._owned.end(key)
+            try:
+                document, frontiers = await self._export(session)
+                self._owned.publish(key, sequence, frontiers, document, sequence + 1 if since is None else since)
+            except EngineError as error:
+                if error.code != UNKNOWN_SESSION:
+                    raise
+                log.warning("no image of session %s: nothing was ever committed to it", key)
+            except (NotOwned, StateError) as error:
+                log.info("no image of session %s: %s", key, error)
+
+    async def document(self, session: Session) -> np.ndarray:
+        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
+        if not await self.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+        if not session.ledger:
+            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
+            raise RequestError(409, "session_empty", message, "session")
+        return (await self._export(session))[0]
+
+    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
+        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
+        exported = await self._service.call(command)
+        assert isinstance(exported, Exported)
+        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
+        return np.frombuffer(exported.document, np.uint8), exported.frontiers
+
+    def _no_room(self, message: NoRoom) -> None:
+        log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
+        self._spawn(self._make_room(message.key))
+
+    async def _make_room(self, asking: SessionKey) -> None:
+        """The longest idle session, or the one whose image is too large, is kept by its ledger alone."""
+        idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
+        chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
+        if chosen is not None and chosen.key in self._owned:
+            sequence = chosen.order = self._owned.end(chosen.key)
+            document, frontiers = await self._export(chosen, checkpoints=False)
+            try:
+                self._owned.publish(chosen.key, sequence, frontiers, document, sequence + 1)
+            except (NotOwned, StateError) as error:
+                log.info("session %s keeps its image: %s", chosen.key, error)
+
+    # -------------------------------------------------------------------------------------------- giving, losing
+
+    async def move(self, session: Session, destination: str) -> bool:
+        """Gives a session, and the turn that runs in it, to another replica. False: it stayed, and its turn goes on
+        here as if nothing had happened. RequestError (409) while it is being moved already."""
+        if session.moving:
+            raise session_busy(session.key.session, "it is being moved already")
+        key, running = session.key, session.running
+        session.moving = True
+        moved = False
+        try:
+            since = await running.suspend() if running is not None else None
+            if session.ledger or since is not None:
+                await self.copy(session, since)
+                async with asyncio.timeout(KEPT_SECONDS):
+                    await self._owned.kept(key)
+            self._owned.offer(key, destination)
+            moved = await self._owned.offered(key)
+        except (NotOwned, StateError, EngineError, TimeoutError) as error:
+            log.warning("session %s could not be moved to %s: %s", key, destination, error)
+            moved = key not in self._owned
+        finally:
+            session.moving = False
+            if running is not None:
+                running.go_on(elsewhere=moved)
+        if moved:
+            await self.forget(session)
+        return moved
+
+    def told(self, message: Offer | Moved) -> None:
+        """Another replica's word."""
+        if isinstance(message, Moved):
+            self._owned.moved(message)
+        else:
+            self._spawn(self._adopted(message))
+
+    async def _adopted(self, offer: Offer) -> None:
+        try:
+            await self.adopt(offer)
+        except (NotOwned, RequestError, EngineError) as error:
+            log.info("session %s, which %s offered, was not taken: %s", offer.key, offer.source, error)
 
     async def idle(self, session: Session) -> bool:
         """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
@@ -241,73 +403,49 @@ class SessionKeeper:
             await turn.ended()
         return session.free
 
-    async def release(self, key: SessionKey, placement: Placement) -> None:
-        """The new owner has the state."""
-        session = self._sessions.get(key)
-        if session is not None and session.epoch == placement.epoch:
-            await self.forget(session)
-
     async def forget(self, session: Session) -> None:
         """Drops what this replica has of a session, on the device too."""
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
+            self._owned.forget(session.key)
         await self._service.call(Drop(self._call(), session.engine_id))
 
-    def check_found(self, session: Session) -> None:
-        """Raises RequestError (503) for a lost session, and forgets it: the next request looks for its copies again."""
-        if session.lost:
-            self._sessions.pop(session.key, None)
-            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
+    async def delete(self, session: Session, at: float) -> None:
+        """All copies have its tombstone when this returns. `at`: seconds since 1970. RequestError (503)."""
+        await self.write(session.key, [Deleted(NOTHING, at)])
+        await self.forget(session)
 
     async def abandon(self, session: Session) -> None:
         """A new session's first turn was refused: as if it had never been asked for."""
-        await self.forget(session)
-        await self._cluster.abandon(session.key, session.epoch)
+        try:
+            await self.delete(session, 0.0)
+        except RequestError as error:
+            log.info("session %s was not taken back: %s", session.key, error)
 
-    async def copy(self, session: Session) -> None:
-        """Writes a session's Host replica. Raises RequestError (409) if it has a newer owner."""
-        async with self._copying.of(session.key):
-            session.order += 1
-            try:
-                receipt = await self._cluster.put(session.key, self._replica, await self._export(session))
-                if receipt.too_large:
-                    log.warning("session %s is copied without its state: %s", session.key, receipt.reason)
-                    bare = await self._export(session, checkpoints=False)
-                    receipt = await self._cluster.put(session.key, self._replica, bare)
-            except EngineError as error:
-                if error.code != UNKNOWN_SESSION:
-                    raise
-                log.warning("no Host replica of session %s: nothing was ever committed to it", session.key)
-                return
-        if receipt.fenced:
-            await self.forget(session)
-            raise RequestError(409, "session_moved", f"session {session.key.session!r} has moved: {receipt.reason}")
-        if not receipt.accepted:
-            log.warning("no Host replica of session %s: %s", session.key, receipt.reason)
+    def _reopened(self, opened: Opened) -> None:
+        """The same owner under a new epoch, as when another store has joined."""
+        session = self._sessions.get(opened.key)
+        if session is not None and opened.continues:
+            session.epoch = opened.epoch
 
-    async def document(self, session: Session) -> np.ndarray:
-        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
-        if not await self.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
-        self.check_found(session)
-        if not session.ledger and not session.created:
-            raise unknown_session(session.key.session)
-        if not session.ledger:
-            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
-            raise RequestError(409, "session_empty", message, "session")
-        return (await self._export(session)).document
+    def _fenced(self, key: SessionKey) -> None:
+        """Another replica is the owner now."""
+        session = self._sessions.get(key)
+        if session is not None and not session.moving:
+            log.warning("session %s has another owner now", key)
+            if session.running is not None:
+                session.running.moved()
+            self._spawn(self.forget(session))
 
-    async def _export(self, session: Session, checkpoints: bool = True) -> HandedOver:
-        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
-        exported = await self._service.call(command)
-        assert isinstance(exported, Exported)
-        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        document = np.frombuffer(exported.document, np.uint8)
-        return HandedOver(session.epoch, session.order, exported.frontiers, document)
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the session keeper failed", exc_info=task.exception())
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
-
-
-def _age(state: HandedOver) -> tuple[Epoch, int]:
-    return state.epoch, state.order

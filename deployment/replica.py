@@ -7,15 +7,17 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+import ray
 from ray import serve
-from ray.exceptions import RayActorError
 
-from deployment.actors import Cluster
+from deployment.cluster.owned_sessions import OwnedElsewhere
+from deployment.cluster.transport import Cluster, RayTransport, start_host_store
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Fork, Inspect
@@ -24,7 +26,9 @@ from deployment.errors import Refused, RequestError, of_engine, session_busy
 from deployment.event_ids import EventId
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
-from deployment.ownership import Epoch, Placement, SessionKey
+from deployment.ownership.messages import Moved as ProtocolMoved
+from deployment.ownership.messages import Offer
+from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
 from deployment.session import Session
 from deployment.settings import AppArgs
@@ -35,7 +39,6 @@ from deployment.wire import (
     Adopted,
     Elsewhere,
     ExportedSession,
-    HandedOver,
     NotHere,
     ReplicaInfo,
     Route,
@@ -45,36 +48,12 @@ from deployment.wire import (
     TurnRequest,
 )
 
-PEER_SECONDS = 10.0
+STORE_SECONDS = 60.0
+"""How long a node's host store may take to come up."""
 
 log = logging.getLogger("ray.serve")
 
-
-class ServePeers:
-    """Calls to a named replica of the own deployment. Serve has no such call: the callee checks that it was meant."""
-
-    def __init__(self, deployment: str, app: str) -> None:
-        self._handle = serve.get_deployment_handle(deployment, app)
-
-    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused:
-        """A dead or silent owner is NotHere: the host stores are asked next."""
-        owner = placement.owner or ""
-        route = Route(str(placement.key), owner)
-        try:
-            return await asyncio.wait_for(self._call("hand_over", route, placement), PEER_SECONDS)
-        except (RayActorError, TimeoutError) as error:
-            log.warning("replica %s did not hand over %s: %r", owner, placement.key, error)
-            return NotHere(owner)
-
-    async def release(self, placement: Placement) -> None:
-        route = Route(str(placement.key), placement.owner)
-        try:
-            await asyncio.wait_for(self._call("release", route, placement), PEER_SECONDS)
-        except (RayActorError, TimeoutError) as error:
-            log.warning("replica %s was not told that %s has moved: %r", placement.owner, placement.key, error)
-
-    async def _call(self, method: str, route: Route, placement: Placement) -> Any:
-        return await getattr(self._handle, method).remote(route, placement)
+T = TypeVar("T")
 
 
 # Each generator closes the one that it reads: a reader who leaves must be known to have left at once.
@@ -84,6 +63,9 @@ async def _told(
     """Refusals are values, so that no traceback is a user's."""
     try:
         found = await get()
+    except OwnedElsewhere as error:
+        yield NotHere("", error.owner)
+        return
     except RequestError as error:
         yield Told("", error.refused)
         return
@@ -115,11 +97,12 @@ class EngineReplica:
         self._id = context.replica_id.unique_id
         self._model = args.model_id
         self._service = EngineService.start(args.engine_options())
-        self._cluster = Cluster(context.app_name, args.host_store_bytes)
-        self._cluster.start_host_store()
-        self._keeper = SessionKeeper(
-            self._id, self._service, self._cluster, ServePeers(context.deployment, context.app_name)
-        )
+        self._cluster = Cluster(context.app_name, args.durable)
+        store = start_host_store(context.app_name, args.host_store_bytes)
+        ray.get(store.member.remote(), timeout=STORE_SECONDS)
+        self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
+        transport = RayTransport(self._cluster, context.app_name, self._id, self._tell_peer)
+        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport)
         self._turns = TurnTable()
         self._desk = TurnDesk(
             self._id,
@@ -131,12 +114,22 @@ class EngineReplica:
             args.detach_seconds,
             call_later,
         )
+        self._started = False
+
+    def _start(self) -> None:
+        """The constructor has no event loop; every call comes through here or through `check_health`."""
+        if not self._started:
+            self._started = True
+            self._keeper.start(self._desk.resume)
 
     async def check_health(self) -> None:
+        self._start()
         await self._service.call(Inspect(secrets.token_hex(8)))
 
     async def __del__(self) -> None:
         # Serve calls this for a replica whose constructor failed, too.
+        if getattr(self, "_keeper", None) is not None:
+            self._keeper.close()
         service: EngineService | None = getattr(self, "_service", None)
         if service is not None:
             service.close()
@@ -146,6 +139,7 @@ class EngineReplica:
     async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnAnswer]:
         """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
         is the last choice's Closed, or a Refused."""
+        self._start()
         async with aclosing(_told(lambda: self._desk.take(route, request), None)) as answers:
             async for answer in answers:
                 yield answer
@@ -154,6 +148,7 @@ class EngineReplica:
         self, route: Route, key: SessionKey, turn: str, after: EventId | None
     ) -> AsyncIterator[TurnAnswer]:
         """A session's turn, running or over: its first event, then all others, or those after an event id."""
+        self._start()
         async with aclosing(_told(lambda: self._desk.find(route, key, turn), after)) as answers:
             async for answer in answers:
                 yield answer
@@ -176,44 +171,58 @@ class EngineReplica:
         """Brings an existing session here."""
         if route.replica not in (None, self._id):
             return NotHere(self._id)
-        try:
-            session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
-        except RequestError as error:
-            return error.refused
+        return await self._asked(self._adopt(route, key))
+
+    async def _adopt(self, route: Route, key: SessionKey) -> Adopted:
+        session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
         return Adopted(self._id, session.epoch, hit, session.frontier)
 
-    async def hand_over(self, route: Route, placement: Placement) -> HandedOver | NotHere | Refused:
-        """Gives a session to the replica that asks; `release` follows once that one has it."""
-        if route.replica != self._id:
-            return NotHere(self._id)
-        return await self._keeper.give(placement.key, placement)
+    async def move(self, route: Route, key: SessionKey, destination: str) -> bool | NotHere | Refused:
+        """Gives a session, and the turn that runs in it, to another replica. False: it stayed."""
+        return await self._asked(self._move(route, key, destination))
 
-    async def release(self, route: Route, placement: Placement) -> None:
+    async def _move(self, route: Route, key: SessionKey, destination: str) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return await self._keeper.move(session, destination)
+
+    async def told(self, route: Route, message: Offer | ProtocolMoved) -> None:
+        """Another replica's word about a session."""
         if route.replica == self._id:
-            await self._keeper.release(placement.key, placement)
+            self._start()
+            self._keeper.told(message)
 
-    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | Refused:
+    async def _tell_peer(self, replica: str, message: Offer | ProtocolMoved) -> None:
+        await self._peers.told.remote(Route(str(message.key), replica), message)
+
+    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | NotHere | Refused:
         """Gives `child_key` all that the session is now. The child lives here, sharing the parent's pages."""
+        return await self._asked(self._fork(route, key, child_key))
+
+    async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        if not await self._keeper.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
+        child = await self._keeper.create(child_key, like=session)
         try:
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-            return await self._fork(session, child_key)
+            if session.ledger:
+                await self._fork_state(session, child)
+            await self._keeper.settle(child)
+        except (EngineError, RequestError):
+            await self._keeper.abandon(child)
+            raise
+        return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def _asked(self, answer: Awaitable[T]) -> T | NotHere | Refused:
+        """Refusals as values; `NotHere` with the owner if that is another replica."""
+        self._start()
+        try:
+            return await answer
+        except OwnedElsewhere as error:
+            return NotHere(self._id, error.owner)
         except RequestError as error:
             return error.refused
         except EngineError as error:
             return of_engine(error.code, error.message, error.param)
-
-    async def _fork(self, session: Session, child_key: SessionKey) -> Adopted | Refused:
-        if not await self._keeper.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
-        self._keeper.check_found(session)
-        child = await self._keeper.create(child_key, like=session)
-        try:
-            await self._fork_state(session, child)
-        except (EngineError, RequestError):
-            await self._keeper.abandon(child)
-            raise
-        await self._keeper.copy(child)
-        return Adopted(self._id, child.epoch, "device", child.frontier)
 
     async def _fork_state(self, session: Session, child: Session) -> None:
         fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id)
@@ -227,58 +236,50 @@ class EngineReplica:
                 await self._keeper.bring_back(session)
                 await self._service.call(fork)
 
-    async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | Refused:
+    async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | NotHere | Refused:
         """The session as a document for its client."""
-        try:
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-            return ExportedSession(await self._keeper.document(session))
-        except RequestError as error:
-            return error.refused
-        except EngineError as error:
-            return of_engine(error.code, error.message, error.param)
+        return await self._asked(self._export(route, key))
 
-    async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | Refused:
+    async def _export(self, route: Route, key: SessionKey) -> ExportedSession:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return ExportedSession(await self._keeper.document(session))
+
+    async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
-        try:
-            session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
-        except RequestError as error:
-            return error.refused
-        except EngineError as error:
-            return of_engine(error.code, error.message, error.param)
+        return await self._asked(self._import(key, document))
+
+    async def _import(self, key: SessionKey, document: np.ndarray) -> Adopted:
+        session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
-    async def create_session(self, route: Route, key: SessionKey) -> Adopted | Refused:
+    async def create_session(self, route: Route, key: SessionKey) -> Adopted | NotHere | Refused:
         """A new session without a past, which lives here."""
-        try:
-            session = await self._keeper.create_empty(key)
-        except RequestError as error:
-            return error.refused
+        return await self._asked(self._create(key))
+
+    async def _create(self, key: SessionKey) -> Adopted:
+        session = await self._keeper.create_empty(key)
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
-    async def delete(self, route: Route, key: SessionKey) -> bool:
-        """False if there is no such session. A running turn is cancelled."""
-        session = self._keeper.held(key)
-        if session is not None:
-            if session.running is not None:
-                session.running.cancel()
-                await session.running.ended()
-            await self._keeper.forget(session)
+    async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:
+        """A running turn is cancelled."""
+        return await self._asked(self._delete(route, key))
+
+    async def _delete(self, route: Route, key: SessionKey) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        if session.running is not None:
+            session.running.cancel()
+            await session.running.ended()
         self._turns.forget(key)
-        return await self._cluster.delete(key) is not None
+        if self._keeper.held(key) is session:  # a first turn that left nothing took its session along
+            await self._keeper.delete(session, time.time())
+        return True
 
-    async def loaded_session_info(self, route: Route, key: SessionKey) -> SessionInfo | Refused:
+    async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:
         """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""
-        try:
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        except RequestError as error:
-            return error.refused
-        return self._info_of(session)
+        return await self._asked(self._session_info(route, key))
 
-    async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere:
-        """What the owner knows; NotHere if that is not this replica."""
-        session = self._keeper.held(key)
-        if session is None or (route.placement is not None and route.placement.epoch != session.epoch):
-            return NotHere(self._id)
+    async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         return self._info_of(session)
 
     def _info_of(self, session: Session) -> SessionInfo:
@@ -292,10 +293,6 @@ class EngineReplica:
             turns=tuple(turn_object(turn) for turn in session.turns),
             checkpoints=session.checkpoints,
         )
-
-    async def owned(self) -> list[tuple[str, SessionKey, Epoch]]:
-        """For a directory that is being rebuilt."""
-        return [(self._id, session.key, session.epoch) for session in self._keeper.owned()]
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))

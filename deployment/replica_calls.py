@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
+from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
-from deployment.wire import ReplicaInfo, Route, TurnAnswer
+from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
 ATTEMPTS = 3
+ASK_SECONDS = 30.0
+AGAIN_SECONDS = 0.1
 
 
 class Replicas:
-    def __init__(self, engine: DeploymentHandle) -> None:
+    def __init__(self, engine: DeploymentHandle, cluster: Cluster) -> None:
         self._engine = engine
+        self._cluster = cluster
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
-        """RequestError (503) if the replica that was asked is gone."""
+        """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
+        nobody answers in time."""
+        deadline = time.monotonic() + ASK_SECONDS
+        while True:
+            try:
+                answer = await getattr(self._engine, method).remote(route, *args)
+            except RayActorError:
+                await self.lost(route)
+                answer = NotHere(route.replica or "")
+            if not isinstance(answer, NotHere):
+                return answer
+            if time.monotonic() > deadline:
+                raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again")
+            route = replace(route, replica=answer.owner)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
+        """What the replica that the route names answers; NotHere if it is gone."""
         try:
             return await getattr(self._engine, method).remote(route, *args)
         except RayActorError:
-            raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again") from None
+            await self.lost(route)
+            return NotHere(route.replica or "")
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
         """What a replica tells of a turn. A reader that leaves is known there at once. RayActorError."""
@@ -33,6 +58,11 @@ class Replicas:
                 yield answer
         finally:
             answers.cancel()
+
+    async def lost(self, route: Route) -> None:
+        """A call has failed: the directory finds out at once whether the replica is gone."""
+        if route.replica is not None:
+            await self._cluster.suspect(route.replica)
 
     async def all(self) -> list[ReplicaInfo]:
         """Replicas that answer. A call to a dead one, not yet noticed by Serve, fails as a whole: ask again."""

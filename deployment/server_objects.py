@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deployment.ownership import Placement
+from deployment.ownership.messages import Placed
 from deployment.wire import Adopted, ReplicaInfo, SessionInfo
 
 
@@ -13,21 +13,17 @@ def listed(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": objects}
 
 
-def placement_object(placement: Placement) -> dict[str, Any]:
+def placement_object(placement: Placed) -> dict[str, Any]:
     return {
         "id": placement.key.session,
         "object": "session",
-        "created": placement.created,
-        "updated": placement.updated,
         "replica": placement.owner,
         "epoch": str(placement.epoch),
-        "copies": [
-            {"node": copy.node, "epoch": str(copy.epoch), "frontier": copy.frontier} for copy in placement.copies
-        ],
+        "copies": [{"node": member.node} for member in placement.members],
     }
 
 
-def session_details(placement: Placement, known: SessionInfo | None) -> dict[str, Any]:
+def session_details(placement: Placed, known: SessionInfo | None) -> dict[str, Any]:
     """With what the owner knows, if it does. Bytes, which only an imported session can hold, are shown as hex."""
     shown = placement_object(placement)
     if known is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.engine.messages import Foreign
+from deployment.engine.messages import Finished, Foreign
 from deployment.ownership import Epoch, SessionKey
+from deployment.turns import Prompt
 from state.session_record import Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class Session:
     """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
-    that a user wrote. `order` numbers captures. `lost`: there was state, and no copy of it was found.
+    that a user wrote. `order`: the log's last record that this says.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
     newest copy has.
@@ -33,17 +34,26 @@ class Session:
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
-    lost: bool = False
     foreign: Foreign | None = None
     running: HeldTurn | None = None
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
-    moving_until: float = 0.0
+    moving: bool = False
 
     @property
     def free(self) -> bool:
         """Whether a turn could begin."""
-        return self.running is None and time.monotonic() >= self.moving_until
+        return self.running is None and not self.moving
+
+    def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
+        """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
+        self.ledger = (*prompt.ids, *finished.token_ids, *finished.hidden_ids)
+        self.opener = prompt.stable_boundary
+        self.frontier = finished.frontier
+        before = self.transcript if turn.mode == "append" else []
+        self.transcript = [*before, *messages]
+        self.foreign = None
+        self.turns.append(turn)
 
     @property
     def engine_id(self) -> str:

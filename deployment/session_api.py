@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployment.actors import Cluster
-from deployment.errors import Refused, RequestError, session_exists, unknown_session
-from deployment.ownership import Placement, SessionKey
+from deployment.cluster.transport import Cluster
+from deployment.errors import Refused, RequestError, session_exists, session_unavailable, unknown_session
+from deployment.ownership.messages import Placed, Wait
+from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import body_of, document_of, session_name, tenant_of
 from deployment.schemas import MigrateBody, SessionBody, parse
@@ -28,6 +31,8 @@ from deployment.wire import Adopted, ExportedSession, ReplicaInfo, Route, Sessio
 from state.document import open_document
 from state.errors import StateError
 
+LOCATE_SECONDS = 10.0
+
 DOCUMENT_TYPE = "application/vnd.dflash.session"
 
 
@@ -38,9 +43,9 @@ class SessionApi:
         self._cluster = cluster
         self._document_limit = document_limit
 
-    async def placement(self, request: Request, name: str) -> Placement:
+    async def placement(self, request: Request, name: str) -> Placed:
         """Where one of the asker's sessions is. A name that cannot be one is unknown like any other: 404."""
-        placement = await self._cluster.locate(SessionKey(tenant_of(request), name))
+        placement = await located(self._cluster, SessionKey(tenant_of(request), name))
         if placement is None:
             raise unknown_session(name)
         return placement
@@ -51,13 +56,18 @@ class SessionApi:
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:
-        placements = await self._cluster.sessions(tenant_of(request))
+        try:
+            placements = await self._cluster.sessions(tenant_of(request))
+        except (RayError, TimeoutError):
+            raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
         return listed([placement_object(placement) for placement in placements])
 
     async def show(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         known = await self._replicas.ask("session_info", _owner(placement), placement.key)
-        return session_details(placement, known if isinstance(known, SessionInfo) else None)
+        if isinstance(known, Refused):
+            raise known.error
+        return session_details(placement, known)
 
     async def turns(self, request: Request, name: str) -> Any:
         return turns_object(await self._loaded(request, name))
@@ -67,8 +77,9 @@ class SessionApi:
 
     async def delete(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
-        if not await self._replicas.ask("delete", _owner(placement), placement.key):
-            raise unknown_session(name)
+        answer = await self._replicas.ask("delete", _owner(placement), placement.key)
+        if isinstance(answer, Refused):
+            raise answer.error
         return {"id": name, "object": "session.deleted", "deleted": True}
 
     async def migrate(self, request: Request, name: str) -> Any:
@@ -78,8 +89,14 @@ class SessionApi:
         target = _emptiest(replicas, placement.owner) if body.to is None else body.to
         if target not in [replica.replica for replica in replicas]:
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
-        key = placement.key
-        answer = await self._replicas.ask("adopt", Route(str(key), target, placement), key)
+        key, source = placement.key, placement.owner
+        if source is not None and source != target:
+            moved = await self._replicas.ask("move", _owner(placement), key, target)
+            if isinstance(moved, Refused):
+                raise moved.error
+            if not moved:
+                raise RequestError(503, "not_moved", f"session {name!r} could not be moved to {target!r}; it goes on")
+        answer = await self._replicas.ask_here("adopt", Route(str(key), target, placement), key)
         if isinstance(answer, Refused):
             raise answer.error
         if not isinstance(answer, Adopted):
@@ -117,7 +134,7 @@ class SessionApi:
         except StateError as error:
             raise RequestError(400, "bad_state", f"document: {error}", "document") from None
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)
-        if await self._cluster.locate(key) is not None:
+        if await located(self._cluster, key) is not None:
             raise session_exists(key.session)
         answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
@@ -129,7 +146,7 @@ class SessionApi:
 
     async def _loaded(self, request: Request, name: str) -> SessionInfo:
         placement = await self.placement(request, name)
-        answer = await self._replicas.ask("loaded_session_info", _owner(placement), placement.key)
+        answer = await self._replicas.ask("session_info", _owner(placement), placement.key)
         if isinstance(answer, Refused):
             raise answer.error
         return answer
@@ -141,7 +158,22 @@ class SessionApi:
         return answer
 
 
-def _owner(placement: Placement) -> Route:
+async def located(cluster: Cluster, key: SessionKey) -> Placed | None:
+    """Where a session is; None: there is none. RequestError (503) while nobody can say."""
+    deadline = time.monotonic() + LOCATE_SECONDS
+    while True:
+        try:
+            placed = await cluster.locate(key)
+        except (RayError, TimeoutError):
+            placed = Wait(key, 0.25)
+        if not isinstance(placed, Wait):
+            return placed
+        if time.monotonic() > deadline:
+            raise session_unavailable(key.session, "the directory does not know enough yet")
+        await asyncio.sleep(min(placed.seconds, 0.25))
+
+
+def _owner(placement: Placed) -> Route:
     return Route(str(placement.key), placement.owner, placement)
 
 

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
 
-from ray.exceptions import RayActorError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployment.actors import Cluster
 from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
+from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat
 from deployment.errors import Refused, RequestError
-from deployment.event_ids import EventId, parse_event_id
-from deployment.ownership import Placement, SessionKey
+from deployment.event_ids import parse_event_id
+from deployment.lasting_stream import Events, LastingStream
+from deployment.ownership.messages import Placed
+from deployment.ownership.words import SessionKey
 from deployment.refusal import refusal
-from deployment.replica_calls import ATTEMPTS, Replicas
+from deployment.replica_calls import Replicas
 from deployment.request_reading import asking_of, completion_request, document_of, turn_request
 from deployment.schemas import CompletionBody, GenerationBody, TurnBody, parse
 from deployment.sse import chunks, kept_alive
-from deployment.turn_desk import not_kept
-from deployment.wire import Elsewhere, Opened, Route, Told, TurnRequest
+from deployment.wire import Opened, Told, TurnRequest
 
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
 
-Events = AsyncGenerator[Told, None]
 Format = Callable[[Opened], AnswerFormat]
 
 
 class TurnApi:
     def __init__(self, replicas: Replicas, cluster: Cluster, model: str) -> None:
-        self._replicas = replicas
-        self._cluster = cluster
+        self._stream = LastingStream(replicas, cluster)
         self._model = model
 
     async def chat(self, request: Request) -> Response:
@@ -52,78 +49,20 @@ class TurnApi:
         body = parse(CompletionBody, document)
         return await self._take(body, completion_request(body, asking_of(request, document)), CompletionFormat)
 
-    async def follow(self, request: Request, placement: Placement, turn: str, with_usage: bool) -> Response:
+    async def follow(self, request: Request, placement: Placed, turn: str, with_usage: bool) -> Response:
         """A session's turn from its first event, or from after the event that the reader had last."""
         seen, name = request.query_params.get("after"), "after"
         if seen is None:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
-        route = Route(str(placement.key), placement.owner, placement)
-        return await _answer(
-            self._followed(route, placement.key, turn, after), ChatFormat, True, with_usage, after is None
-        )
+        events = self._stream.followed(placement.key, turn, after, placement)
+        return await _answer(events, ChatFormat, True, with_usage, after is None)
 
     async def _take(self, body: GenerationBody, turn: TurnRequest, shown: Format) -> Response:
         if body.model is not None and body.model != self._model:
             message = f"model: {body.model!r} is not served; {self._model!r} is"
             raise RequestError(404, "model_not_found", message, "model")
-        return await _answer(self._taken(turn), shown, body.stream, body.with_usage, True)
-
-    async def _taken(self, turn: TurnRequest) -> Events:
-        """Events of a turn. If its replica dies before the first one, another replica is asked."""
-        for attempt in range(ATTEMPTS):
-            placement = await self._cluster.locate(turn.key) if turn.key is not None else None
-            route = Route(_affinity(turn), placement.owner if placement else None, placement)
-            begun = False
-            try:
-                async with aclosing(self._told(turn.key, None, "take_turn", route, turn)) as events:
-                    async for told in events:
-                        begun = True
-                        yield told
-                return
-            except RayActorError:
-                if begun or attempt + 1 == ATTEMPTS:
-                    yield _lost()
-                    return
-
-    async def _followed(self, route: Route, key: SessionKey, turn: str, after: EventId | None) -> Events:
-        try:
-            async with aclosing(self._told(key, after, "follow_turn", route, key, turn, after)) as events:
-                async for told in events:
-                    yield told
-        except RayActorError:
-            yield _lost()
-
-    async def _told(self, key: SessionKey | None, after: EventId | None, method: str, *args: Any) -> Events:
-        """What the replica that is asked tells, or the one that it names. RayActorError."""
-        where: Elsewhere | None = None
-        async with aclosing(self._replicas.told(method, *args)) as answers:
-            async for answer in answers:
-                if isinstance(answer, Elsewhere):
-                    where = answer
-                else:
-                    yield answer if isinstance(answer, Told) else _lost()
-        if where is None or key is None:
-            return
-        route = Route(str(key), where.replica)
-        async with aclosing(self._replicas.told("follow_kept_turn", route, key, where.turn, after)) as answers:
-            async for answer in answers:
-                yield answer if isinstance(answer, Told) else Told("", not_kept(where.turn).refused)
-
-
-def _affinity(turn: TurnRequest) -> str:
-    """What the replica is chosen by where no session's owner is known. The same key finds the replica that runs its
-    turn; the same hint finds state."""
-    if turn.key is not None:
-        return str(turn.key)
-    if turn.idempotency_key is not None:
-        return f"key/{turn.tenant}/{turn.idempotency_key}"
-    return f"hint/{turn.tenant}/{turn.hint}" if turn.hint is not None else turn.turn
-
-
-def _lost() -> Told:
-    message = "the replica that ran this turn is gone; what it had committed before the turn is kept"
-    return Told("", Refused(503, "replica_lost", message))
+        return await _answer(self._stream.taken(turn), shown, body.stream, body.with_usage, True)
 
 
 async def _answer(events: Events, shown: Format, stream: bool, with_usage: bool, from_start: bool) -> Response:

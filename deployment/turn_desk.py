@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
+from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine.messages import Sampling, Submit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, invalid, session_busy
+from deployment.errors import RequestError, invalid, session_busy, session_unavailable
 from deployment.held_turn import HeldTurn, Later
 from deployment.hinted_state import HintedState
 from deployment.keeper import SessionKeeper
@@ -21,6 +23,8 @@ from deployment.ownership import SessionKey
 from deployment.prompting import Prompter
 from deployment.running import RunningTurn
 from deployment.session import Session
+from deployment.session_log import Course, LoggedTurn, courses_of
+from deployment.turn_log import SessionTurnLog, TurnLog
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
@@ -53,6 +57,8 @@ class TurnDesk:
     async def take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         """The request's turn, running or over. Who gets it must read it before awaiting anything else. RequestError,
         EngineError."""
+        if request.resumed:
+            return await self._begin(route, request)
         name = request.idempotency_key or request.key
         # Two of the same key must not both find that there is no such turn yet.
         async with self._beginning.of((request.tenant, name)) if name else contextlib.nullcontext():
@@ -80,24 +86,28 @@ class TurnDesk:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await asyncio.to_thread(self._prompter.alone, request)
             session = await self._session(route, request) if request.key else None
-            return session if isinstance(session, Elsewhere) else await self._run(request, prompt, session)
+            return session if isinstance(session, Elsewhere | HeldTurn) else await self._run(request, prompt, session)
         session = await self._session(route, request)
-        if isinstance(session, Elsewhere):
+        if isinstance(session, Elsewhere | HeldTurn):
             return session
-        self._keeper.check_found(session)
         ledger = session.ledger
         prompt = await asyncio.to_thread(self._prompter.appended, request, session)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
         return await self._run(request, prompt, session)
 
-    async def _session(self, route: Route, request: TurnRequest) -> Session | Elsewhere:
-        """The request's session, owned by this replica and free for a turn. RequestError (409) if it is not."""
+    async def _session(self, route: Route, request: TurnRequest) -> Session | Elsewhere | HeldTurn:
+        """The request's session, owned by this replica and free for a turn; or the turn itself, if it runs already: its
+        ingress has lost sight of it. RequestError (409) if it is not free; `OwnedElsewhere`."""
         if request.key is None:
             raise invalid("an append turn needs a session", "session")
         must_exist = request.must_exist or request.mode == "append"
         while True:
-            session, _ = await self._keeper.acquire(request.key, route.placement, must_exist=must_exist)
+            session, _ = await self._keeper.acquire(
+                request.key, route.placement, must_exist=must_exist, anew=request.mode == "history"
+            )
+            if (held := self._table.find(request.turn, request.key)) is not None:
+                return held
             if (known := self._recorded_key(session, request)) is not None:
                 return known
             running = session.running
@@ -126,18 +136,50 @@ class TurnDesk:
         return self.start(request, prompt, session, engine_id)
 
     def start(
-        self, request: TurnRequest, prompt: Prompt, session: Session | None, engine_id: str | None = None
+        self,
+        request: TurnRequest,
+        prompt: Prompt,
+        session: Session | None,
+        engine_id: str | None = None,
     ) -> HeldTurn:
-        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state."""
+        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError
+        (503) if its session is another replica's by now."""
+        seed = seed_of(request.seed)
+        turn_log: TurnLog | None = None
+        if session is not None:
+            try:
+                turn_log = SessionTurnLog.begin(self._keeper, session.key, request, prompt, seed)
+            except NotOwned as error:
+                raise session_unavailable(session.key.session, str(error)) from None
+        submit = self._submit(request, prompt, engine_id, seed)
+        return self._hold(request, prompt, session, submit, turn_log, courses_of(request.resumed))
+
+    def resume(self, session: Session, logged: LoggedTurn) -> None:
+        """A turn that its session's log tells, and whose end it does not."""
+        request, prompt, began = logged.request(session.key), logged.prompt, logged.began
+        turn_log = SessionTurnLog(self._keeper, session.key, request.turn, began.order.sequence)
+        submit = self._submit(request, prompt, session.engine_id, began.seed)
+        self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
+
+    def _hold(
+        self,
+        request: TurnRequest,
+        prompt: Prompt,
+        session: Session | None,
+        submit: Submit,
+        turn_log: TurnLog | None,
+        courses: Sequence[Course],
+    ) -> HeldTurn:
         tokenizer = self._service.tokenizer
         stream = TurnStream(request.turn, request.n, len(prompt.ids), lambda: TurnText(tokenizer, prompt.opener))
         held = HeldTurn(request, stream, self._detach_seconds if request.outlives_its_reader else 0.0, self._later)
+        courses = courses or [Course() for _ in range(request.n)]
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                lambda: self._ended(held),
+                lambda: self._ended(held), turn_log, course,
             )
-            for choice in choices(self._submit(request, prompt, engine_id), request.n)
+            for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
         if session is not None:
             session.running = held
@@ -150,13 +192,13 @@ class TurnDesk:
             held.over()
             self._table.ended(held)
 
-    def _submit(self, request: TurnRequest, prompt: Prompt, engine_id: str | None) -> Submit:
+    def _submit(self, request: TurnRequest, prompt: Prompt, engine_id: str | None, seed: int) -> Submit:
         defaults = self._service.generation_defaults
         sampling = Sampling(
             temperature=defaults.temperature if request.temperature is None else request.temperature,
             top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
             top_p=defaults.top_p if request.top_p is None else request.top_p,
-            seed=seed_of(request.seed),
+            seed=seed,
             min_p=request.min_p,
             repetition_penalty=request.repetition_penalty,
             presence_penalty=request.presence_penalty,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from deployment.errors import Refused, RequestError, invalid
 from deployment.event_ids import EventId, PublishedIds
 from deployment.turns import TurnText
-from deployment.wire import Closed, Delta, Opened, Told, TurnEvent
+from deployment.wire import Closed, Delta, Moved, Opened, Told, TurnEvent
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
 
 class TurnStream:
     """The events of all choices of a request, in the order in which they came. The last one is the last choice's
-    Closed, or a Refused, which ends all of them; what comes later is dropped."""
+    Closed, or a Refused or a Moved, which end all of them; what comes later is dropped."""
 
     def __init__(self, turn: str, choices: int, start: int, text: Callable[[], TurnText]) -> None:
         """`start`: the ledger position of the first id to come. `text`: a fresh detokenizer of one choice."""
@@ -48,6 +48,11 @@ class TurnStream:
         return bool(self._told) and isinstance(self._told[0].event, Opened)
 
     @property
+    def moved(self) -> bool:
+        """Whether it goes on elsewhere."""
+        return bool(self._told) and isinstance(self._told[-1].event, Moved)
+
+    @property
     def weight(self) -> int:
         """What is kept, counted in token ids and log-probabilities."""
         deltas = [told.event for told in self._told if isinstance(told.event, Delta)]
@@ -60,7 +65,7 @@ class TurnStream:
         if isinstance(event, Delta):
             self._published[choice].add(event.token_ids)
         self._told.append(Told(str(self._id(choice)), event))
-        if isinstance(event, Refused):
+        if isinstance(event, Refused | Moved):
             self._open = 0
         elif isinstance(event, Closed):
             self._open -= 1

@@ -50,7 +50,7 @@ class TurnTable:
         refused may be tried again under its key."""
         if self._running.pop(turn.id, None) is None:
             return
-        if turn.stream.opened and turn.request.outlives_its_reader:
+        if turn.stream.opened and turn.request.outlives_its_reader and not turn.stream.moved:
             turn.ended_at = self._clock()
             self._over[turn.id] = turn
             self._weight += turn.stream.weight

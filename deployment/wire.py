@@ -7,22 +7,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.messages import Grammar
+from deployment.engine.messages import Grammar, Round
 from deployment.errors import Refused
-from deployment.ownership import Epoch, Placement, SessionKey
+from deployment.ownership import Epoch, SessionKey
+from deployment.ownership.messages import Placed
 
 
 @dataclass(frozen=True)
 class Route:
     """First argument of every call to a replica; the SessionRouter reads it.
 
-    `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before, so
-    that a replica which lost the session without knowing it learns so from the request. `affinity` orders the rest.
+    `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
+    `affinity` orders the rest.
     """
 
     affinity: str
     replica: str | None = None
-    placement: Placement | None = None
+    placement: Placed | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class TurnRequest:
     `turn`: 32 hex digits. `mode`: `history` carries all messages, `append` only new ones, `prompt` none, but text or
     token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
+    `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     """
 
     turn: str
@@ -68,6 +70,7 @@ class TurnRequest:
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None
+    resumed: tuple[tuple[Round, ...], ...] = ()
 
     @property
     def outlives_its_reader(self) -> bool:
@@ -119,7 +122,8 @@ class TokenFact:
 class Delta:
     """What is published of one choice after a round: `token_ids`, which end at the ledger position `position`, and the
     text that they complete. Text may be empty, since incomplete characters wait for their end; the last `text_cut`
-    characters of the ids' text belong to a stop string and are left out."""
+    characters of the ids' text belong to a stop string and are left out. `rounds`: those since the event before, where
+    the turn has no log: whoever reads it can have it resumed."""
 
     reasoning: str
     content: str
@@ -128,6 +132,7 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     position: int = 0
     text_cut: int = 0
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,12 @@ class Closed:
     content: str = ""
 
 
-TurnEvent = Opened | Delta | Closed | Refused
+@dataclass(frozen=True)
+class Moved:
+    """The turn goes on elsewhere: whoever reads it asks the session's owner for the rest."""
+
+
+TurnEvent = Opened | Delta | Closed | Refused | Moved
 
 
 @dataclass(frozen=True)
@@ -170,17 +180,6 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class HandedOver:
-    """A session as its owner gives it away. `document` (uint8 array, `state/FORMAT.md`) has the whole ledger, and
-    checkpoints at `frontiers`. `order` numbers the documents of an epoch."""
-
-    epoch: Epoch
-    order: int
-    frontiers: tuple[int, ...]
-    document: np.ndarray
-
-
-@dataclass(frozen=True)
 class ExportedSession:
     """A session as a document for its client."""
 
@@ -189,9 +188,10 @@ class ExportedSession:
 
 @dataclass(frozen=True)
 class NotHere:
-    """The replica that was meant did not get the call, or does not hold the session."""
+    """The replica that was asked does not hold the session. `owner`: who does, if it knows."""
 
     replica: str
+    owner: str | None = None
 
 
 TurnAnswer = Told | Elsewhere | NotHere

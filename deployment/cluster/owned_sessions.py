@@ -198,6 +198,21 @@ class OwnedSessions:
         if owned.committed < sequence and owned.end is not None:
             raise owned.end
 
+    def end(self, key: SessionKey) -> int:
+        """The sequence of the last record that all copies hold. Raises `NotOwned`."""
+        return self._mine(key).committed
+
+    async def kept(self, key: SessionKey) -> None:
+        """Waits until all copies hold the image that was published last, or until it is not this replica's to say."""
+        owned = self._mine(key)
+        await owned.until(lambda: owned.owner.published)
+
+    async def offered(self, key: SessionKey) -> bool:
+        """Waits until it is known what became of an offer. Whether the session is another replica's now."""
+        owned = self._mine(key)
+        await owned.until(lambda: owned.owner.state is not State.OFFERED)
+        return owned.end is not None
+
     def publish(self, key: SessionKey, sequence: int, frontiers: tuple[int, ...], document: object, keep: int) -> None:
         """Gives an image as of the record `sequence` to all copies, in the background. Raises `NotOwned`, `StateError`
         for one of what is not committed."""
@@ -309,6 +324,7 @@ class OwnedSessions:
         owned = self._owned.get(answer.key)
         if owned is not None:
             self._dispatch(owned, owned.owner.received(answer, time.monotonic()))
+            owned.changed()
 
     async def _renew(self) -> None:
         while True:

@@ -84,6 +84,14 @@ class Cluster:
         """A call to a replica has failed: the directory finds out whether it is gone."""
         await self.answered(self.directory.suspect.remote(replica), "suspect")
 
+    async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
+        """What a store holds of a session, oldest first; nothing if it does not answer."""
+        try:
+            store = await asyncio.to_thread(named_actor, store_name(self._app, member.node))
+        except ValueError:
+            return ()
+        return await self.answered(store.images.remote(key), f"question to {member}") or ()
+
     async def image(self, member: Member, image: Image, key: SessionKey) -> bytes:
         """Raises `StateError` if it is not held any more; `RayError`, TimeoutError and ValueError if nobody answers."""
         _, document = await fetch_image(self._app, member, key, image.order)

@@ -4,6 +4,6 @@ Pure code: messages and time in, messages out. `words` and `log` say what there 
 `directory`, `store` and `owner` are the three machines. `docs/sessions.md` tells the protocol.
 """
 
-from deployment.ownership.words import Conflict, Copy, Epoch, Grant, Member, Order, Placement, SessionKey
+from deployment.ownership.words import Epoch, Member, Order, SessionKey
 
-__all__ = ["Conflict", "Copy", "Epoch", "Grant", "Member", "Order", "Placement", "SessionKey"]
+__all__ = ["Epoch", "Member", "Order", "SessionKey"]

@@ -90,6 +90,11 @@ class Owner:
         return self.history.end
 
     @property
+    def published(self) -> bool:
+        """Whether the image that was published last, if any was, is in all copies."""
+        return self._publication is None or (self.state is State.OPEN and self._publication.done)
+
+    @property
     def last_sequence(self) -> int:
         """Of the last record that was appended, whether all copies hold it or not."""
         return self._last.sequence

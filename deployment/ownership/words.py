@@ -37,53 +37,12 @@ class Named:
     owner: str
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A session's Host replicas on one node. `order` numbers a session's captures; `frontier` is the deepest one."""
-
-    node: str
-    epoch: Epoch
-    order: int
-    frontier: int
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a session lives. `owner` is the replica that may commit to it."""
-
-    key: SessionKey
-    epoch: Epoch
-    owner: str | None
-    copies: tuple[Copy, ...]
-    created: float
-    updated: float
-
-
-@dataclass(frozen=True)
-class Grant:
-    """The directory's yes: once the host stores are sealed, `epoch` may commit. `previous`: as it was before."""
-
-    epoch: Epoch
-    previous: Placement | None
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """The directory's no: the session is not where the claimant believed it to be. `current` is None if it is gone."""
-
-    current: Placement | None
-
-
 __all__ = [
     "NEVER",
     "NOTHING",
-    "Conflict",
-    "Copy",
     "Epoch",
-    "Grant",
     "Member",
     "Named",
     "Order",
-    "Placement",
     "SessionKey",
 ]
