@@ -94,17 +94,11 @@ class Arena:
             log.append(records)
             self._logs[key] = log
 
-    def cut(self, key: SessionKey, keep: int) -> None:
-        """Forgets all records after the first `keep`; a crash may leave some of them, without a gap."""
-        if key in self._logs:
-            self._logs[key].cut(keep)
-            self._drop_empty(key)
-
     def trim(self, key: SessionKey, first: int) -> None:
-        """Forgets the first `first` records; a crash may leave some of them, without a gap."""
+        """Forgets the first `first` records; a crash may leave the last of them."""
         if key in self._logs:
             self._logs[key].trim(first)
-            self._drop_empty(key)
+            self._drop_if_empty(key)
 
     def remove(self, key: SessionKey) -> None:
         """Documents first and the log's last record last, so that a crash never leaves older news than there were.
@@ -206,9 +200,9 @@ class Arena:
                 self._documents.setdefault(label.key, {})[extent.place] = extent
         for key, found in chunks.items():
             self._logs[key] = SessionLog(self._mapping, self._extents, key, found)
-            self._drop_empty(key)
+            self._drop_if_empty(key)
 
-    def _drop_empty(self, key: SessionKey) -> None:
+    def _drop_if_empty(self, key: SessionKey) -> None:
         if not len(self._logs[key]):
             del self._logs[key]
 

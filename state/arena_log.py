@@ -4,9 +4,8 @@
     record    length, CRC-32 of length and bytes (4 bytes each), the bytes, zeros up to a multiple of 8
 
 Chunks follow each other by generation. All records of one append lie in one chunk, and count once that chunk's end says
-so, or, where it was made for them, once it is ready: so an append is there whole or not at all. What is cut goes from
-the end and what is trimmed from the beginning, chunk by chunk: a crash in between leaves some more of it than was
-asked, never a gap.
+so, or, where it was made for them, once it is ready: so an append is there whole or not at all. What is trimmed goes
+chunk by chunk from the beginning: a crash in between leaves some more of it than was asked, never a gap.
 """
 
 from __future__ import annotations
@@ -90,22 +89,11 @@ class SessionLog:
         last.count += len(records)
         self._mapping.set_word(last.extent.payload + _END, last.end - last.extent.payload)
 
-    def cut(self, keep: int) -> None:
-        """Forgets all records after the first `keep`."""
-        surplus = len(self) - _checked("keep", keep)
-        while surplus > 0 and self._chunks[-1].count <= surplus:
-            chunk = self._chunks.pop()
-            self._extents.release(chunk.extent)
-            surplus -= chunk.count
-        if surplus > 0:
-            chunk = self._chunks[-1]
-            chunk.count -= surplus
-            chunk.end = self._place_of(chunk, chunk.count)
-            self._mapping.set_word(chunk.extent.payload + _END, chunk.end - chunk.extent.payload)
-
     def trim(self, first: int) -> None:
         """Forgets the first `first` records."""
-        surplus = _checked("first", first)
+        if first < 0:
+            raise StateError(f"session log: first is {first}, must be 0 or more")
+        surplus = first
         while surplus > 0 and self._chunks and self._chunks[0].count <= surplus:
             chunk = self._chunks.pop(0)
             self._extents.release(chunk.extent)
@@ -181,9 +169,3 @@ def _framed_bytes(length: int) -> int:
 
 def _checksum(length: int, data: bytes | memoryview) -> int:
     return zlib.crc32(data, zlib.crc32(_LENGTH.pack(length)))
-
-
-def _checked(field: str, count: int) -> int:
-    if count < 0:
-        raise StateError(f"session log: {field} is {count}, must be 0 or more")
-    return count
