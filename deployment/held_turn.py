@@ -67,10 +67,14 @@ class HeldTurn:
     async def read(self, after: EventId | None = None) -> AsyncGenerator[Told, None]:
         """The turn's first event, then all others, or those after the id `after`. RequestError: see
         `TurnStream.place_after`."""
-        place = Place() if after is None else self.stream.place_after(after)
         self._readers += 1
         self._watch()
         try:
+            place = Place()
+            if after is not None:
+                # A turn that has come from elsewhere first tells what was told there.
+                await self.stream.begun()
+                place = self.stream.place_after(after) if self.stream.opened else place
             async for told in self.stream.read(place):
                 yield told
         finally:

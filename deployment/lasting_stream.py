@@ -36,9 +36,11 @@ Events = AsyncGenerator[Told, None]
 
 @dataclass
 class _Reader:
-    """What has been passed on. `rounds` of each choice, as far as they were told with an event."""
+    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `replica`: who told the
+    last of it."""
 
     after: str | None = None
+    replica: str | None = None
     began: bool = False
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
@@ -47,6 +49,7 @@ class _Reader:
         """Whether the event is to be passed on: a turn's first one comes again with every new source."""
         self.heard = time.monotonic()
         if isinstance(told.event, Opened):
+            self.replica = told.event.replica
             if self.began:
                 return False
             self.began = True
@@ -144,7 +147,7 @@ class LastingStream:
                     elif reader.take(answer):
                         yield answer
         except RayActorError:
-            await self._replicas.lost(route)
+            await self._replicas.lost(route.replica or reader.replica)
             raise _Lost from None
         if where is not None:
             async with aclosing(self._kept(where, route, reader)) as events:

@@ -33,7 +33,7 @@ class Replicas:
             try:
                 answer = await getattr(self._engine, method).remote(route, *args)
             except RayActorError:
-                await self.lost(route)
+                await self.lost(route.replica)
                 answer = NotHere(route.replica or "")
             if not isinstance(answer, NotHere):
                 return answer
@@ -47,7 +47,7 @@ class Replicas:
         try:
             return await getattr(self._engine, method).remote(route, *args)
         except RayActorError:
-            await self.lost(route)
+            await self.lost(route.replica)
             return NotHere(route.replica or "")
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
@@ -59,10 +59,10 @@ class Replicas:
         finally:
             answers.cancel()
 
-    async def lost(self, route: Route) -> None:
+    async def lost(self, replica: str | None) -> None:
         """A call has failed: the directory finds out at once whether the replica is gone."""
-        if route.replica is not None:
-            await self._cluster.suspect(route.replica)
+        if replica is not None:
+            await self._cluster.suspect(replica)
 
     async def all(self) -> list[ReplicaInfo]:
         """Replicas that answer. A call to a dead one, not yet noticed by Serve, fails as a whole: ask again."""

@@ -70,6 +70,9 @@ class TurnDesk:
         if held is not None:
             return held
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        held = self._table.find(turn, key)  # a session that was taken over just now brings its running turn along
+        if held is not None:
+            return held
         record = next((record for record in session.turns if record.id == turn), None)
         if record is None:
             message = f"session {key.session!r} has no turn {turn!r}"

@@ -72,10 +72,14 @@ class TurnStream:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def read(self, place: Place) -> AsyncIterator[Told]:
-        """The first event, which says how the turn began, and everything from a place on, until the turn is over."""
+    async def begun(self) -> None:
+        """Waits for the first event."""
         while not self._told:
             await self._news.wait()
+
+    async def read(self, place: Place) -> AsyncIterator[Told]:
+        """The first event, which says how the turn began, and everything from a place on, until the turn is over."""
+        await self.begun()
         yield self._told[0]
         if place.rest is not None:
             yield place.rest
