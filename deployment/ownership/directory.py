@@ -97,6 +97,8 @@ class Directory:
 
     def store_here(self, member: Member, index: Iterable[Ends], now: float) -> bool:
         """A store tells all that it holds. False: it is void, and must begin again with a fresh arena."""
+        if self._live.is_dead(member.node):
+            self._make_void(member)
         if not self._registry.may_count(member):
             return False
         for older in self._registry.stores():
@@ -123,6 +125,8 @@ class Directory:
                 self.hold(report)
             elif report.epoch > (session := self._sessions.setdefault(report.key, _Session())).epoch:
                 session.pending, session.sent = report, now
+                if report.named is not None and (session.named is None or report.named.epoch > session.named.epoch):
+                    session.named, session.tenure = report.named, None
 
     def replica_exited(self, replica: str) -> None:
         self._live.exited(replica)
@@ -286,8 +290,6 @@ class Directory:
     ) -> Grant:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
-        # A session that begins anew stays so until somebody has named its set.
-        anew = anew or (session.pending is not None and session.pending.anew)
         previous = () if anew else self._counting(session.suspects)
         session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew)
         session.sent = now
@@ -310,9 +312,9 @@ class Directory:
     # -------------------------------------------------------------------------------------------- stores
 
     def _give_up(self, member: Member) -> None:
-        """Makes a silent store void; never the last one that counts of any session."""
+        """Makes a silent store void; never the last one of any session's set, since who was to join may be unfinished."""
         for session in self._sessions.values():
-            if not session.gone and self._counting(session.suspects) == (member,):
+            if session.named and not session.gone and self._counting(session.named.members) == (member,):
                 return
         self._make_void(member)
 

@@ -222,8 +222,10 @@ class Grant:
 
 @dataclass(frozen=True)
 class Claim:
-    """`replica`, which lives on `node`, asks for a session. `tenure`: the owner machine that it has for it. `given`: the epoch under which its owner offered it.
-    `anew`: as a new one, if nothing of it is left that counts."""
+    """`replica`, which lives on `node`, asks for a session, for its owner machine `tenure`.
+
+    `given`: the epoch under which its owner offered it. `anew`: as a new one, if nothing of it is left that counts.
+    """
 
     key: SessionKey
     replica: str

@@ -113,9 +113,13 @@ class Owner:
         """What this replica writes."""
         if self.grant is None or self.state not in (State.OPEN, State.OFFERED, State.DELETED):
             return None
-        return Held(
-            self.key, self.epoch, self.replica, self.tenure, self.grant.members, self.committed, self._deleted_as_of
-        )
+        members, deleted = self.grant.members, self._deleted_as_of
+        return Held(self.key, self.epoch, self.replica, self.tenure, members, self.committed, deleted)
+
+    @property
+    def report(self) -> Held | Grant | None:
+        """What the replica's renewals say of the session: a grant, until it has been acted upon."""
+        return self.grant if self.state is State.TAKING else self.held
 
     @property
     def _deleted_as_of(self) -> Epoch | None:

@@ -53,8 +53,9 @@ class Truth:
     def opened(self, key: SessionKey, epoch: Epoch, members: tuple[Member, ...], ledger: Sequence[int]) -> None:
         """An owner may write, and believes the session to be `ledger`."""
         self.takeovers += 1
-        if epoch > self.sets.get(key, (NEVER, ()))[0]:
-            self.sets[key] = (epoch, members)
+        if epoch < self.sets.get(key, (NEVER, ()))[0]:
+            return  # it has only now heard what came true long ago; nothing that it appends is taken
+        self.sets[key] = (epoch, members)
         if not self.dead_tokens[key].isdisjoint(ledger):
             raise Broken(f"{key}: tokens of a deleted session came back under {epoch}")
         seen = self.published[key]
