@@ -312,7 +312,7 @@ class Directory:
     # -------------------------------------------------------------------------------------------- stores
 
     def _give_up(self, member: Member) -> None:
-        """Makes a silent store void; never the last one of any session's set, since who was to join may be unfinished."""
+        """Makes a silent store void; never the last one of a session's set, since who was to join may be unfinished."""
         for session in self._sessions.values():
             if session.named and not session.gone and self._counting(session.named.members) == (member,):
                 return

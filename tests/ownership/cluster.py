@@ -61,6 +61,7 @@ class Cluster:
         self.registry = self.bugs.registry(FakeValues(), "app")
         self.dead_nodes: list[str] = []
         self.exited: list[str] = []
+        self.given_up: set[SessionKey] = set()
         self.probes: set[SessionKey] = set()
         self.clients_begin_anew = self.net.random.random() < 0.5
         self._numbers = 0
@@ -166,9 +167,13 @@ class Cluster:
     def client_later(self, key: SessionKey, what: str) -> None:
         self.net.after(self.net.random.uniform(0.2, 2.0), self.client, key, what)
 
-    def begins_anew(self, key: SessionKey) -> None:
-        """All that was is given up: only where no copy of the last set is left that counts."""
+    def give_up(self, key: SessionKey) -> None:
+        """Somebody may begin it anew: only where no copy of the last set is left that counts."""
         self._check_lost(key)
+        self.given_up.add(key)
+
+    def begins_anew(self, key: SessionKey) -> None:
+        self.given_up.discard(key)
         self.counts.lost += 1
         self.truth.ended(key)
 

@@ -167,6 +167,8 @@ class Replica(Process):
         key = message.key
         match message:
             case Grant():
+                if message.anew:
+                    self.cluster.give_up(key)
                 if key in self.hosted:
                     self._send(self.hosted[key].owner.granted(message, self.cluster.net.now))
             case Join():
@@ -271,7 +273,7 @@ class Replica(Process):
         hosted.ledger = ledger
         grant = hosted.owner.grant
         assert grant is not None
-        if grant.anew:
+        if not ledger and key in self.cluster.given_up:
             self.cluster.begins_anew(key)
         self.cluster.truth.opened(key, opened.epoch, grant.members, ledger)
         if hosted.owner.state is State.OPEN:
