@@ -11,6 +11,7 @@ import pytest
 from deployment.answer import Choices
 from deployment.chat_format import ChatFormat
 from deployment.engine.messages import Event, Sampling, Started, Submit
+from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError
 from deployment.held_turn import call_later
@@ -140,7 +141,8 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         service = EngineService(models("dflash2"), options("dflash2", images=4))
         session = Session(SessionKey("t", "s"), Epoch(1, 1))
         submit = Submit("t", PROMPT, max_tokens=40, ignore_eos=True, session=session.engine_id)
-        executor = service._engine._executor
+        assert isinstance(service._runner, ThreadRunner)
+        executor = service._runner._engine._executor
         run, left = executor.run, iter(range(rounds))
 
         def failing(lanes: Any) -> Any:

@@ -181,8 +181,8 @@ def test_wrong_event_ids_turns_and_sessions_are_refused_by_name(client: httpx.Cl
         f"{head}.0.{position}.{digest}": (400, "invalid_request"),
     }
     for after, (status, code) in wrong.items():
-        for how in ({"params": {"after": after}}, {"headers": {"last-event-id": after}}):
-            response = client.get(path, **how)
+        for params, headers in (({"after": after}, {}), ({}, {"last-event-id": after})):
+            response = client.get(path, params=params, headers=headers)
             assert (response.status_code, response.json()["error"]["code"]) == (status, code), after
     assert whole.turn in client.get(path, params={"after": f"{'0' * 32}.1.{digest}"}).json()["error"]["message"]
     unknown = client.get(f"/v1/sessions/strict/turns/{'0' * 32}/events")
@@ -286,9 +286,10 @@ def test_a_parallel_agent_runs_side_by_side_where_its_state_is_and_a_left_reques
                             break
 
             first = await ask([FACT], n=2)
-            *answers, _ = await asyncio.gather(
-                *(ask([FACT, {"role": "assistant", "content": "Noted."}, question]) for question in questions), leave()
-            )
+            left = asyncio.create_task(leave())
+            histories = ([FACT, {"role": "assistant", "content": "Noted."}, question] for question in questions)
+            answers = await asyncio.gather(*(ask(history) for history in histories))
+            await left
             return [first, *answers]
 
     first, *answers = asyncio.run(agent())

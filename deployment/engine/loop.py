@@ -1,0 +1,28 @@
+"""The loop that drives an engine: all waiting commands, one step, again."""
+
+from __future__ import annotations
+
+import queue
+
+from deployment.engine.engine import Engine
+from deployment.engine.messages import Command
+
+
+def run_engine(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> None:
+    """Runs until a None comes out of the queue. Waits for a command where there is nothing to do."""
+    engine.warm()
+    while _take_commands(engine, commands):
+        engine.step()
+
+
+def _take_commands(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> bool:
+    wait = engine.idle
+    while True:
+        try:
+            command = commands.get(block=wait)
+        except queue.Empty:
+            return True
+        if command is None:
+            return False
+        engine.execute(command)
+        wait = engine.idle
