@@ -10,7 +10,7 @@ import pytest
 
 from deployment.answer import Choices
 from deployment.chat_format import ChatFormat
-from deployment.engine.messages import Event, Sampling, Started, Submit
+from deployment.engine.messages import Event, Sampling, Started, Submit, Tokens
 from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError
@@ -31,15 +31,17 @@ from tests.engine.driving import models, options, prompt
 PROMPT = prompt(0)
 
 
-def stream_of(service: EngineService, request: TurnRequest, start: int = len(PROMPT)) -> TurnStream:
-    return TurnStream(request.turn, request.n, start, lambda: TurnText(service.tokenizer, PROMPT[-1:]))
+def stream_of(service: EngineService, request: TurnRequest, kind: type[TurnStream] = TurnStream) -> TurnStream:
+    return kind(request.turn, request.n, len(PROMPT), lambda: TurnText(service.tokenizer, PROMPT[-1:]))
 
 
 async def told(stream: TurnStream) -> list[TurnEvent]:
     return [one.event async for one in stream.read(Place())]
 
 
-def events_of(request: TurnRequest, turn_log: TurnLog | None = None, **fields: Any) -> list[TurnEvent]:
+def events_of(
+    request: TurnRequest, turn_log: TurnLog | None = None, stream: type[TurnStream] = TurnStream, **fields: Any
+) -> list[TurnEvent]:
     """All events of a request's choices, from an engine of its own, in the order in which they came."""
 
     async def scenario() -> list[TurnEvent]:
@@ -47,14 +49,14 @@ def events_of(request: TurnRequest, turn_log: TurnLog | None = None, **fields: A
         submit = Submit(
             request.turn, PROMPT, max_tokens=request.max_tokens, ignore_eos=True, stop_strings=request.stop, **fields
         )
-        stream = stream_of(service, request)
+        published = stream_of(service, request, stream)
         try:
             for one in choices(submit, request.n):
                 RunningTurn(
                     "r", "m", request, one, Prompt(PROMPT, len(PROMPT) - 1), None, service,
-                    cast(SessionKeeper, None), stream, lambda: None, turn_log,
+                    cast(SessionKeeper, None), published, lambda: None, turn_log,
                 )  # fmt: skip
-            return await told(stream)
+            return await told(published)
         finally:
             await asyncio.to_thread(service.close)
 
@@ -93,6 +95,31 @@ def test_logprobs_come_with_the_tokens_that_they_belong_to():
     assert len(facts) == 16
     assert b"".join(fact.data for fact in facts).decode() == contents(events)[0]
     assert all(fact.top == ((fact.data, fact.logprob),) for fact in facts)
+
+
+def test_nothing_of_a_round_is_told_before_the_log_has_it():
+    class Log:
+        """Takes its time, and notes what it has when."""
+
+        def __init__(self) -> None:
+            self.written: list[int] = []
+
+        async def committed(self, tokens: Tokens) -> None:
+            await asyncio.sleep(0.01)
+            self.written.extend(tokens.token_ids)
+
+    log = Log()
+    told: list[int] = []
+
+    class Watched(TurnStream):
+        def publish(self, event: TurnEvent) -> None:
+            if isinstance(event, Delta):
+                told.extend(event.token_ids)
+                assert log.written[: len(told)] == told == log.written
+            super().publish(event)
+
+    events = events_of(asked(), turn_log=log, stream=Watched)
+    assert isinstance(events[-1], Closed) and len(told) == 16 and contents(events)[0]
 
 
 def test_queue_seconds_of_a_body_are_how_long_its_turn_waits_for_a_lane():
