@@ -54,8 +54,10 @@ class FakeService:
                 state = command.session in self.held and command.checkpoints and command.foreign is None
                 if not state and not record.ledger:
                     raise EngineError(UNKNOWN_SESSION, "not here")
-                kinds, frontiers = (("turn_end",), (record.frontier,)) if state else ((), ())
-                return Exported(command.call, command.session, packed(record, state), kinds, frontiers)
+                document = packed(record, state)
+                if not state:
+                    return Exported(command.call, command.session, document, (), ())
+                return Exported(command.call, command.session, document, ("turn_end",), (record.frontier,))
             case Import():
                 if self.broken is not None:
                     raise self.broken
