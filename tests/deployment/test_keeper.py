@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from deployment.directory import Directory
+from deployment.host_store import HostStore, Receipt
+
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
 from deployment.errors import Refused, RequestError
-from deployment.host_store import HostStore, Receipt
 from deployment.keeper import SessionKeeper
 from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
 from deployment.session import Session
