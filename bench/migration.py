@@ -7,7 +7,7 @@
 demo     a turn of the demo model with DFlash2 that moves back and forth between two engines while it decodes: the gap
          between its last round here and its first one there, less the median gap of its rounds, beside the bytes
 
-Seconds are medians of a few runs on one thread.
+Seconds are medians of a few runs on one thread; `longest` is the longest of the demo's pauses.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from state.geometry import pages_for
 from state.memory import StateMemory
 
 Row = dict[str, Any]
-RUNS = 5
+RUNS, MOVES = 5, 15
 FRONTIER = 1000
-PROMPT, ANSWER, ROUNDS_BETWEEN = 512, 320, 4
+PROMPT, ANSWER, ROUNDS_BETWEEN = 512, 440, 4
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def move_of_the_demo(
     told: list[tuple[float, Round]] = []
     gaps: list[float] = []
     ahead = left = 0
-    for number in range(RUNS):
+    for number in range(MOVES):
         migration = f"m{number}"
         here.decode(ROUNDS_BETWEEN)
         sent = pages_ahead(here, there, migration) if way.ahead else {}

@@ -138,8 +138,7 @@ class Engine:
                 case Checkpoint():
                     self._emit(Checkpointed(command.call, command.session, self._checkpoint(command.session)))
                 case Unpin():
-                    for checkpoint in self._sessions.pinned(command.session, command.frontier):
-                        self._sessions.discard(checkpoint)
+                    self._sessions.unpin(command.session, command.frontier)
                     self._emit(Unpinned(command.call, command.session, command.frontier))
                 case ExportPages():
                     self._emit(self._exchange.pages(command, self._running(command.turn)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,7 @@ from state.session_record import SessionRecord
 from tests.engine.hashing import Clock
 from tests.engine.test_resumed_turns import resumed_after, rounds
 from tests.engine.tiny import PUBLIC, TinyDriver
+from tests.engine.ways import state_of
 
 IDS = tuple((5 * place + 3) % PUBLIC for place in range(150))
 
@@ -101,16 +103,16 @@ def test_a_turn_moves_with_its_pages_ahead_and_goes_on_as_if_it_had_stayed(
     told = rounds(source.of("t"))
     destination.engine.execute(replace(submit, resumed=resumed_after(told)))
     destination.steps()
-    stayed = tiny(backend).run(IDS, max_tokens=80, ignore_eos=True)
+    undisturbed = tiny(backend)
+    stayed = undisturbed.run(IDS, session="s", max_tokens=80, ignore_eos=True)
     came = destination.finished("t")
     assert (came.token_ids, came.rounds) == (stayed.token_ids, stayed.rounds)
     assert destination.started("t").prefilled == 0
+    assert state_of(destination, "s")[-1] == state_of(undisturbed, "s")[-1], "the state after it differs in some byte"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
     """Arguments of every call of a function, which does what it did."""
-    import importlib
-
     calls: list[object] = []
     path, _, attribute = name.rpartition(".")
     try:

@@ -213,6 +213,7 @@ THINKING = ThinkingBudget(2, (5, 6), end=6, opened=True)
         (Resumed((1, 2), (-1,)), {}, "resumed.rounds"),
         (Resumed((1, 2)), {"sampling": Sampling(logprobs=1)}, "resumed.logprobs"),
         (Resumed((1, 2), (), (TokenLogprob(1, 0.0, ()),)), {"sampling": Sampling(logprobs=1)}, "resumed.logprobs"),
+        (Resumed((1,), (), (TokenLogprob(1, 0.0, ()),)), {}, "must be none"),
         (Resumed((1, 7, 2)), {"stop_ids": (7,)}, "the turn ended with id 1, stop"),
         (Resumed((1, 2, 3, 6)), {"thinking": THINKING}, "id 2 must be 5"),
     ],
