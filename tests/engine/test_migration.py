@@ -16,6 +16,7 @@ from deployment.engine.messages import (
     Checkpoint,
     Checkpointed,
     DropStaged,
+    Evicted,
     Export,
     Exported,
     ExportPages,
@@ -309,7 +310,10 @@ def test_explicit_checkpoints_are_evicted_after_all_others() -> None:
     driver.call(Checkpoint("c", "pinned"))
     for name in ("x", "y", "z"):
         driver.run(IDS[:40], session=name, max_tokens=3, ignore_eos=True, tenant=name)
-    assert [kind for kind, _ in kinds(driver, "pinned")] == ["explicit"]
+    ((kind, frontier),) = kinds(driver, "pinned")
+    assert kind == "explicit"
+    driver.engine.execute(Unpin("u", "pinned", frontier))
+    assert driver.events[-2] == Evicted("pinned"), "nothing is held of the session any more"
 
 
 def test_a_checkpoint_of_a_session_that_is_not_here_is_refused() -> None:
