@@ -30,7 +30,7 @@ import kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -96,6 +96,7 @@ def compiled(launch: Launch) -> dict[str, Any]:
         "kernel": kernel.__name__,
         "module": kernel.__module__,
         "shared": binary.metadata.shared,
+        "overlaps": options.get("launch_pdl", False),
         "ptx": binary.asm["ptx"],
         **resources(binary.asm["cubin"]),
     }
