@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from bench.gpu import L2_BYTES, norm_error, sets
+from bench.gpu import norm_error, sets
 from bench.state_sizes import GEOMETRY_27B
 from bench.target_works import Peer, Work
 from kernels.image_copy import image_gather, image_scatter
@@ -163,7 +163,7 @@ def copy_works() -> Iterator[Work]:
 
 def copy_pair(model: str, batch: int, context: int, width: int, count: int, dtype: torch.dtype) -> Iterator[Work]:
     size = 2 * count * width * dtype.itemsize
-    rounds = max(1, -(-L2_BYTES // size))
+    rounds = sets(size)
     plane = torch.randn(2 * rounds * count, width, device=DEVICE, dtype=dtype)
     rows = [torch.randn(count, width, device=DEVICE, dtype=dtype) for _ in range(rounds)]
     indices = torch.randperm(len(plane), device=DEVICE)[: rounds * count].view(rounds, count)

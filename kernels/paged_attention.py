@@ -37,7 +37,8 @@ def write_pages(
 ) -> None:
     """Writes `rows` [B, T, Hkv, D] into one layer of a pool, `pool` [pages, 64, Hkv, D], at positions start + i.
 
-    `page_table` int64 [B, M], `start`, `valid` int64 [B]. Rounds to the pool's dtype. In place.
+    `page_table` int64 [B, M], `start`, `valid` int64 [B]. Rounds to the pool's dtype. In place. The reference of a
+    write: on a card `place_heads` and `store_context_kv` write what attention reads.
     """
     page_tokens = pool.shape[1]
     column = torch.arange(rows.shape[1], device=rows.device)
@@ -127,23 +128,19 @@ class Tiling:
     def of(cls, batch: int, kv_heads: int, rows: int, head_dim: int, itemsize: int, longest: int) -> Tiling:
         """For `batch` rows of `rows` query rows a kv head, and at most `longest` tokens in all contexts together.
 
-        A matrix instruction takes 64 rows of one warp group, or 16 at half the speed. A warp group a tile of 64 rows
-        keeps a row's sums within a warp; the keys wait in as many stages as shared memory holds. The programs at one
-        time are as many as shared memory and registers take.
+        A matrix instruction takes 64 rows, or 16 at half the speed; 128 halve what is read. Keys wait in as many stages
+        as shared memory has room for. The programs at one time are as many as it and registers take.
         """
-        if itemsize == 4:
-            block_rows, keys, stages, warps = 16, 32, 1, 8
-        elif kv_heads * triton.cdiv(rows, 128) >= MULTIPROCESSORS:
-            block_rows, keys, stages, warps = 128, 64, 2, 8
-        elif rows > 64:
-            block_rows, keys, stages, warps = 128, 32, 3, 8
-        else:
-            block_rows, keys, stages, warps = 64 if rows > 16 else 16, 64, 3, 4
-        at_once = MULTIPROCESSORS if head_dim > 128 or itemsize == 4 else 2 * MULTIPROCESSORS
+        large = head_dim > 128 or itemsize == 4
+        block_rows = 16 if rows <= 16 or itemsize == 4 else 64 if rows <= 64 else 128
+        keys, stages = (32, 1) if itemsize == 4 else (32, 3) if block_rows == 128 else (64, 3)
+        at_once = MULTIPROCESSORS if large else 2 * MULTIPROCESSORS
         slots = at_once // (kv_heads * triton.cdiv(rows, block_rows))
         slots = max(1, min(slots, triton.cdiv(longest, keys)))
+        if slots == 1 and block_rows == 128:
+            keys, stages = 64, 2
         summed = min(8, triton.next_power_of_2(max(1, batch * kv_heads * rows // (4 * MULTIPROCESSORS))))
-        return cls(block_rows, keys, slots, warps, stages, summed)
+        return cls(block_rows, keys, slots, 8 if large or block_rows == 128 else 4, stages, summed)
 
 
 def paged_attention_triton(

@@ -323,7 +323,7 @@ def attend_rows(
     at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_DIM
     q = tl.load(q_ptr + at_q[:, None] + dim[None, :], mask=real, other=0.0)
     stop = _seen(first_row, start, valid, GROUP, ROWS)
-    best, total, mixed = _take_keys(
+    _best, total, mixed = _take_keys(
         q,
         keys_ptr + kv_head * HEAD_DIM,
         values_ptr + kv_head * HEAD_DIM,

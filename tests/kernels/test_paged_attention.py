@@ -196,10 +196,12 @@ def test_a_long_row_among_as_many_short_ones_as_there_are_slots_is_still_cut() -
 
 
 def test_a_launch_fills_the_card_and_a_chunk_takes_whole_contexts() -> None:
-    verify = Tiling.of(batch=1, kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=131_072)
-    assert verify.slots == 33  # times 4 kv heads
-    assert Tiling.of(batch=1, kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=130).slots == 3
-    assert Tiling.of(batch=1, kv_heads=4, rows=2048 * 6, head_dim=256, itemsize=2, longest=131_072).slots == 1
+    def slots(columns: int, longest: int = 131_072) -> int:
+        return Tiling.of(1, kv_heads=4, rows=columns * 6, head_dim=256, itemsize=2, longest=longest).slots
+
+    assert slots(8) == slots(16) == 33  # times 4 kv heads
+    assert slots(8, longest=130) == 3
+    assert slots(2048) == 1
 
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:
