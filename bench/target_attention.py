@@ -72,8 +72,7 @@ def attention_work(op: str, model: str, pool: Pool, contexts: list[int], width: 
     batch = len(contexts)
     start = torch.tensor(contexts, device=DEVICE)
     valid = torch.full((batch,), width, device=DEVICE)
-    needed = pages_for(max(contexts) + width)
-    table = torch.randperm(len(pool.keys), device=DEVICE)[: batch * needed].view(batch, needed)
+    table = page_table(pool, [pages_for(context + width) for context in contexts])
     q = torch.randn(batch, width, QUERY_HEADS, 2, DIM, device=DEVICE).bfloat16()
     q, gate = q[..., 0, :].contiguous(), q[..., 1, :]
     extents = (table, start, valid)
@@ -89,6 +88,12 @@ def attention_work(op: str, model: str, pool: Pool, contexts: list[int], width: 
         partial(attention_error, q, gate, *pool.layer(0), *extents),
         sdpa(q, pool, table, contexts) if len(set(contexts)) == 1 else None,
     )
+
+
+def page_table(pool: Pool, needed: list[int]) -> torch.Tensor:
+    """int64 [B, M] of random pages, no page twice; what a row does not need names no page."""
+    free = torch.randperm(len(pool.keys), device=DEVICE)[: sum(needed)].split(needed)
+    return torch.nn.utils.rnn.pad_sequence(list(free), batch_first=True, padding_value=-1)
 
 
 def attention_error(

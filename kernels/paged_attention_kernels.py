@@ -38,7 +38,7 @@ def parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS: tl.constexpr, LANES:
     longer = least + least * tl.arange(0, 16) // 32
     parts = tl.sum(tl.cdiv(tiles[:, None], longer[None, :]), 0)
     fitting = tl.min(tl.where(parts <= slots, longer, 1 << 30), 0)
-    share = tl.where(fitting < 1 << 30, fitting, least)
+    share = tl.where(fitting == 1 << 30, least, fitting)
     return share * KEYS, tl.cdiv(tiles, share)
 
 

@@ -144,8 +144,9 @@ def test_the_launch_of_each_head_dimension_is_right(dim: int, dtype: torch.dtype
     check(launch(None), r, q, 2e-6 if dtype == torch.float32 else 2.0**-6)
 
 
-def test_a_chunk_of_many_tiles_is_right_though_its_programs_begin_with_the_last() -> None:
-    check(launch(WHOLE), rows([65], [90]), normal(1, 90, QUERY_HEADS, DIM, seed=12), 2e-6)
+@pytest.mark.parametrize("tiling", [WHOLE, SHARED])
+def test_no_column_of_a_chunk_of_many_tiles_sees_the_columns_after_it(tiling: Tiling) -> None:
+    check(launch(tiling), rows([65], [90]), normal(1, 90, QUERY_HEADS, DIM, seed=12), 2e-6)
 
 
 def test_keys_may_lie_between_those_of_other_layers() -> None:

@@ -32,15 +32,13 @@ class Rows:
 def rows(contexts: list[int], width: int) -> Rows:
     most = -(-(max(contexts) + width) // PAGE)
     needed = [-(-(context + width) // PAGE) for context in contexts]
-    pools = [
-        torch.full((sum(needed) + 1, PAGE, KV_HEADS, DIM), POISON, dtype=torch.bfloat16, device="cuda")
-        for _ in range(2)
-    ]
+    shape = (sum(needed) + 1, PAGE, KV_HEADS, DIM)
+    keys, values = torch.full((2, *shape), POISON, dtype=torch.bfloat16, device="cuda")
     free = torch.randperm(sum(needed), device="cuda").split(needed)
     table = torch.full((len(contexts), most), sum(needed), device="cuda")
     for row, pages in enumerate(free):
         table[row, : len(pages)] = pages
-    r = Rows(*pools, table)
+    r = Rows(keys, values, table)
     for row, context in enumerate(contexts):
         fill(r, row, context + width)
     return r
