@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
+TEST_PROCESSES ?= 2
+
 # More than one thread a process makes small CPU models slower, and much slower when several processes share the cores.
 export OMP_NUM_THREADS ?= 1
 # Without compiled byte code every start costs seconds.
@@ -29,8 +31,9 @@ $(VENV)/.stamp: pyproject.toml
 demo: setup
 	$(BIN)/dflash-serve demo
 
+# A file's tests stay together: some files start a Ray cluster for all of theirs.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -21,6 +21,9 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
+    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
+    `durable_bytes`, its budget.
+    `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -54,6 +57,9 @@ class AppArgs(BaseModel):
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
     cluster_key_file: Path | None = None
+    durable: str | None = None
+    durable_bytes: int = Field(default=64 << 30, ge=0)
+    own_process: bool | None = None
     check_invariants: bool = False
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
@@ -107,6 +113,9 @@ class AppArgs(BaseModel):
             images=self.images,
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
+            durable=self.durable,
+            durable_bytes=self.durable_bytes,
+            own_process=self.own_process,
             check_invariants=self.check_invariants,
             prefill_chunk=self.prefill_chunk,
             max_stall_ms=self.max_stall_ms,

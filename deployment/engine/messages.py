@@ -307,10 +307,10 @@ class Export:
 @dataclass(frozen=True)
 class Publish:
     """Makes a session durable under `key` as of `order`, with the same checkpoints as `Export`, in the background.
+    `Stored` says what came of it.
 
     `record_alone`: its record and ledger, beside the state that was written last (`state/publication_policy.py` says
-    when that is enough); without such a state, all of it. Answer: `Publishing`; what came of it is told to whoever made
-    the engine's `DurableSessions`.
+    when that is enough); without such a state, all of it. Answer: `Publishing`.
     """
 
     call: str
@@ -583,6 +583,18 @@ class Publishing:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What became of a `Publish`. `superseded`: a newer one of the session took its place before it was written.
+    `payload`: its checkpoints are stored too, not its record and ledger alone. It belongs to no turn or call."""
+
+    key: SessionKey
+    order: Order
+    outcome: Literal["published", "superseded", "failed"]
+    payload: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Imported:
     """`frontiers` of the checkpoints that the session holds now, oldest first. Of an import: the `record` that came,
     what made its state if that was something else, and whether the document is `signed` by this cluster."""
@@ -623,6 +635,7 @@ Event = (
     | Failed
     | Exported
     | Publishing
+    | Stored
     | Imported
     | Dropped
     | Facts

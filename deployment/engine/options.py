@@ -43,6 +43,9 @@ class EngineOptions:
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
     `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
     session is known as such).
+    `durable`: where sessions become durable, an absolute path or a URL (None: nowhere), and `durable_bytes`, how much
+    all who use that place may keep there.
+    `own_process`: the engine runs in a process of its own (None: on a card it does, on a CPU it is a thread).
     `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
     hunting faults, since it takes time in proportion to pages and images.
     """
@@ -75,11 +78,16 @@ class EngineOptions:
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
+    durable: str | None = None
+    durable_bytes: int = 64 << 30
+    own_process: bool | None = None
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
         check_steps(self.draft_tokens_by_lanes)
+        if self.durable_bytes < 0:
+            raise ValueError(f"durable_bytes is {self.durable_bytes}, must not be negative")
         for name in ("queue_turns", "tenant_lanes", "tenant_queued_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -94,6 +102,11 @@ class EngineOptions:
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
         self.cluster_key()
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the engine has a process of its own."""
+        return self.device != "cpu" if self.own_process is None else self.own_process
 
     def cluster_key(self) -> bytes | None:
         """Raises ValueError for a file that cannot be read, or that holds too little to be a secret."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from deployment.engine.messages import Event, Sampling, Started, Submit
+from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError
 from deployment.keeper import SessionKeeper
@@ -134,7 +135,8 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         session = Session(SessionKey("t", "s"), Epoch(1, 1))
         submit = Submit("t", PROMPT, max_tokens=40, ignore_eos=True, session=session.engine_id)
         queue: asyncio.Queue[TurnEvent] = asyncio.Queue()
-        executor = service._engine._executor
+        assert isinstance(service._runner, ThreadRunner)
+        executor = service._runner._engine._executor
         run, left = executor.run, iter(range(rounds))
 
         def failing(lanes: Any) -> Any:

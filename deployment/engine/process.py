@@ -1,0 +1,110 @@
+"""An engine's own process: options first, then commands, come in through a socket; a word, then events, go out.
+
+    python -m deployment.engine.process SOCKET_FD PARENT_PID      (started by `deployment/engine/runners.py`)
+
+It ends within a second of its parent or of the socket, also while it loads: the kernel kills it with the parent's
+thread that started it, and a thread that needs neither CUDA nor the engine reads the socket to its end. The first word
+is empty once the engine is ready, or one sentence that says why it is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+# Nothing heavy is imported before the parent is watched: torch takes seconds.
+if TYPE_CHECKING:
+    from deployment.engine.durability import Durability
+    from deployment.engine.engine import Engine
+    from deployment.engine.options import EngineOptions
+
+ORPHANED = 3
+"""Exit code where nobody is left to work for."""
+
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger("deployment.engine.process")
+
+
+def main(connection: socket.socket, parent: int) -> None:
+    _die_with(parent)
+    from deployment.engine.frames import receive_messages, send_queued
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes us
+    first = receive_messages(connection)
+    if first is None:
+        sys.exit(ORPHANED)
+    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, durability = _loaded(first[0], connection, events)
+    writer = threading.Thread(target=send_queued, args=(connection, events), daemon=True)
+    writer.start()
+    from deployment.engine.loop import run_engine
+
+    try:
+        run_engine(engine, commands)
+    finally:
+        durability.close()
+        events.put(None)
+        writer.join()
+
+
+def _loaded(
+    options: EngineOptions, connection: socket.socket, events: queue.SimpleQueue[Any]
+) -> tuple[Engine, Durability]:
+    """An engine that is ready, and has said so. Ends the process with a sentence where there can be none."""
+    from deployment.engine.card import wait_for_card
+    from deployment.engine.durability import Durability
+    from deployment.engine.engine import Engine
+    from deployment.engine.frames import send_messages
+    from deployment.engine.loading import load_models
+    from model.errors import ModelError
+
+    try:
+        wait_for_card(options)
+        models = load_models(options)
+        durability = Durability(options, events.put)
+        engine = Engine(models, options, events.put, durable=durability.sessions)
+    except ModelError as error:
+        send_messages(connection, [str(error)])
+        sys.exit(1)
+    except Exception as error:
+        logger.exception("the engine could not be started")
+        send_messages(connection, [f"the engine could not be started: {type(error).__name__}: {error}"])
+        sys.exit(1)
+    send_messages(connection, [""])
+    return engine, durability
+
+
+def _read(connection: socket.socket, commands: queue.SimpleQueue[Any]) -> None:
+    """An empty list is the parent's goodbye; the stream's end without one means that it is gone."""
+    from deployment.engine.frames import receive_messages
+
+    while (messages := receive_messages(connection)) is not None:
+        for message in messages:
+            commands.put(message)
+        if not messages:
+            commands.put(None)
+            return
+    os._exit(ORPHANED)
+
+
+def _die_with(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        logger.warning("the kernel will not end this process with its parent: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != parent:  # it ended before we asked
+        sys.exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,310 @@
+"""An engine in a process of its own: the same events as on a thread, and an end with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from deployment.engine.card import WAIT_SECONDS, wait_for_room
+from deployment.engine.durability import Durability, open_tier
+from deployment.engine.errors import EngineError
+from deployment.engine.message_codec import decode, encode
+from deployment.engine.messages import (
+    Command,
+    Event,
+    Export,
+    Exported,
+    Failed,
+    Finished,
+    Foreign,
+    Grammar,
+    Import,
+    Imported,
+    Inspect,
+    Publish,
+    Resumed,
+    Sampling,
+    SegmentBytes,
+    StageSegments,
+    Stored,
+    Submit,
+    ThinkingBudget,
+    TokenLogprob,
+    Tokens,
+)
+from deployment.engine.process import ORPHANED
+from deployment.engine.runners import ProcessRunner
+from deployment.engine.service import EngineService
+from model.errors import ModelError
+from state.fingerprint import Mismatch
+from state.names import Epoch, Order, SessionKey
+from state.session_record import SessionRecord, TurnRecord
+from tests.engine.tiny import TinyDriver, tiny_options
+
+OPTIONS = tiny_options("dflash2", own_process=True)
+LONG = Submit("long", (1, 2, 3), Sampling(temperature=1.0, seed=7), max_tokens=200, ignore_eos=True)
+
+
+async def collect(service: EngineService, submit: Submit) -> list[Event]:
+    return [event async for event in service.turn(submit)]
+
+
+# ------------------------------------------------------------------------------------------------ on the pipe
+
+TURN = TurnRecord(
+    "t", "history", "r", {"n": [1, None]}, b"\0" * 32, 2**64 - 1, None, 3, 4, "stop", 6, "none", 0, 3, 2.5
+)
+RECORD = SessionRecord("s", (1, 2, 3), turns=(TURN,), transcript=({"role": "user", "content": "ä\ud800"},))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Submit("t", (1, 2), Sampling(seed=2**64 - 1, logit_bias=((3, -1.5),)), thinking=ThinkingBudget(5, (7,), 8)),
+        Submit("t", (), grammar=Grammar("json_schema", '{"type": "object"}', after=9), stop_strings=("a", "\0")),
+        Import("c", "s", b"\xff" * 100_000, "disk", exact=True, tenant="x"),
+        Submit("t", (1,), resumed=Resumed((2, 3), (1,), (TokenLogprob(2, -0.5, ()),))),
+        Export("c", "s", without=frozenset((b"\0" * 32, b"\xff" * 32))),
+        StageSegments("c", "m", (SegmentBytes(b"\0" * 32, b"data"),)),
+        Publish("c", "s", SessionKey("t", "s"), Order(Epoch(1, 2), 3), RECORD),
+        Imported("c", "s", (1, 2), RECORD, Foreign(Mismatch("weights", "weights", "a", "b"), {"a": 1}), True),
+        Tokens("t", 4, (5, 6), None, (TokenLogprob(5, -0.25, ((5, -0.25), (6, float("-inf")))),)),
+        Failed("t", "code", "message", None, Finished("t", "failed", (1,), None, 1, 2, (0, 3), 1.5, 0.1)),
+        OPTIONS,
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_comes_out_of_its_bytes_as_it_was(message):
+    again = decode(encode([message]))
+    assert again == [message] and type(again[0]) is type(message)
+
+
+def test_every_message_has_a_name_on_the_pipe():
+    for known in (*get_args(Command), *get_args(Event)):
+        fields = dict.fromkeys(known.__dataclass_fields__, 1)
+        assert decode(encode(known(**fields))) == known(**fields)
+
+
+def test_bytes_that_are_no_message_are_refused():
+    import msgpack
+
+    foreign: list[Any] = [
+        msgpack.ExtType(2, msgpack.packb(["Popen", "rm"])),
+        msgpack.ExtType(2, msgpack.packb(["Cancel", 1, 2, 3])),
+        msgpack.ExtType(9, b""),
+    ]
+    for value in foreign:
+        with pytest.raises(ValueError, match="not a message of this program"):
+            decode(msgpack.packb(value) or b"")
+    with pytest.raises(ValueError, match="not a message of this program"):
+        decode(b"\xc1")
+    with pytest.raises(TypeError, match="has no form on the engine's pipe"):
+        encode(object())
+
+
+# ------------------------------------------------------------------------------------------------ as on a thread
+
+
+def test_a_process_gives_the_events_of_a_thread_and_ends_when_it_is_closed():
+    async def scenario(service: EngineService):
+        turns = [
+            replace(LONG, turn=f"t{i}", session="s" if i == 0 else None, sampling=Sampling(1.0, seed=i, logprobs=2))
+            for i in range(3)
+        ]
+        events = await asyncio.gather(*(collect(service, turn) for turn in turns))
+        exported = await service.call(Export("e", "s"))
+        assert isinstance(exported, Exported)
+        imported = await service.call(Import("i", "another", exported.document))
+        with pytest.raises(EngineError, match="no state of session 'nobody'"):
+            await service.call(Export("e", "nobody"))
+        running = service.turn(LONG)
+        await anext(running)
+        await asyncio.to_thread(service.close)
+        last = [event async for event in running][-1]
+        with pytest.raises(EngineError, match="the engine has ended: it was closed"):
+            await service.call(Inspect("i"))
+        return [*map(timeless, events), exported.frontiers, imported], last
+
+    on_thread, _ = asyncio.run(scenario(EngineService.start(replace(OPTIONS, own_process=False))))
+    service = EngineService.start(OPTIONS)
+    in_process, last = asyncio.run(scenario(service))
+    assert in_process == on_thread
+    assert [len(turn[-1].token_ids) for turn in in_process[:3]] == [200] * 3
+    assert isinstance(last, Failed | Finished)
+    assert not alive(process_of(service))
+
+
+def test_a_process_makes_sessions_durable_and_says_so_and_another_goes_on_from_them(tmp_path):
+    key, order = SessionKey("a" * 64, "s"), Order(Epoch(1, 1), 1)
+    options = replace(OPTIONS, durable=str(tmp_path))
+
+    async def scenario():
+        service = EngineService.start(options)
+        stored: asyncio.Queue[Stored] = asyncio.Queue()
+        service.when_stored(stored.put_nowait)
+        turn = await collect(service, replace(LONG, session="s", max_tokens=5))
+        assert isinstance(turn[-1], Finished)
+        ledger = (*LONG.prompt_ids, *turn[-1].token_ids)
+        record = SessionRecord("s", ledger, frontier=turn[-1].frontier)
+        await service.call(Publish("p", "s", key, order, record))
+        told = await stored.get()
+        await asyncio.to_thread(service.close)
+        return told, record
+
+    told, record = asyncio.run(scenario())
+    assert told == Stored(key, order, "published", payload=True)
+    emitted: list[Event] = []
+    durability = Durability(options, emitted.append)
+    driver = TinyDriver("dflash2", durable=durability.sessions)
+    with open_tier(str(tmp_path), options.durable_bytes).reading(key) as reading:
+        assert reading is not None
+        imported = driver.call(Import("i", "s", reading.document, "disk"))
+    assert isinstance(imported, Imported) and imported.record == record and imported.frontiers == (record.frontier,)
+    durability.close()
+
+
+def test_a_durable_place_that_cannot_be_is_refused_by_name():
+    with pytest.raises(ModelError, match="durable: durable store: 'here' must be an absolute path or a URL"):
+        Durability(replace(OPTIONS, durable="here"), lambda event: None)
+    with pytest.raises(ValueError, match="durable_bytes is -1, must not be negative"):
+        replace(OPTIONS, durable_bytes=-1)
+
+
+def timeless(events: list[Event]) -> list[Event]:
+    return [replace(event, seconds=0.0) if isinstance(event, Finished) else event for event in events]
+
+
+def test_a_model_that_cannot_be_loaded_costs_a_sentence():
+    with pytest.raises(ModelError, match="draft_tokens is 99, must be between 1 and"):
+        ProcessRunner(replace(OPTIONS, draft_tokens=99), lambda event: None, lambda reason: None)
+
+
+# ------------------------------------------------------------------------------------------------ ends
+
+
+def process_of(service: EngineService) -> int:
+    assert isinstance(service._runner, ProcessRunner)
+    return service._runner.pid
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def gone_within(seconds: float, pid: int) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_an_engine_that_dies_ends_its_turns_and_says_how():
+    async def scenario():
+        service = EngineService.start(OPTIONS)
+        turn = service.turn(LONG)
+        events = [await anext(turn)]
+        os.kill(process_of(service), signal.SIGKILL)
+        events += [event async for event in turn]
+        with pytest.raises(EngineError, match="the engine has ended: its process ended by SIGKILL"):
+            await service.call(Inspect("i"))
+        await asyncio.to_thread(service.close)
+        return events
+
+    last = asyncio.run(scenario())[-1]
+    assert isinstance(last, Failed) and "its process ended by SIGKILL" in last.message
+
+
+PARENT = """
+import asyncio, sys
+from deployment.engine import runners
+from deployment.engine.messages import Submit
+from tests.engine.test_process import LONG, OPTIONS
+
+start = runners._start
+def told(theirs):
+    process = start(theirs)
+    print(process.pid, flush=True)
+    return process
+runners._start = told
+runner = runners.ProcessRunner(OPTIONS, lambda event: None, print)
+runner.put(LONG)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["while it loads", "while it decodes"])
+def test_an_engine_ends_with_its_killed_parent(loaded):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    with parent:
+        engine = int(parent.stdout.readline())
+        if loaded:
+            assert parent.stdout.readline() == "ready\n"
+        assert alive(engine)
+        parent.kill()
+        assert gone_within(1.0, engine)
+
+
+def test_an_engine_whose_pipe_ends_ends_too():
+    """The parent lives, but nobody of it holds the other end any more."""
+    import socket
+
+    from deployment.engine.frames import receive_messages, send_messages
+
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deployment.engine.process", str(theirs.fileno()), str(os.getpid())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    theirs.close()
+    send_messages(ours, [OPTIONS])
+    assert receive_messages(ours) == [""]
+    ours.close()
+    assert process.wait(1.0) == ORPHANED
+
+
+# ------------------------------------------------------------------------------------------------ a card that is held
+
+
+def test_a_replica_waits_for_its_card_and_then_goes_on():
+    now, free = [0.0], [1 << 30]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 3:
+            free[0] = 8 << 30
+
+    wait_for_room("cuda:0", 4 << 30, lambda: free[0], lambda: ["process 7 (x)"], lambda: now[0], sleep)
+    assert 3 < now[0] < 4
+
+
+def test_a_card_that_stays_held_is_refused_with_its_holder():
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    message = r"need 4\.0 GiB and 1\.0 GiB are free after 60 s; the card is held by process 7 \(python, 60 GiB\)"
+    with pytest.raises(ModelError, match=message):
+        wait_for_room("cuda:0", 4 << 30, lambda: 1 << 30, lambda: ["process 7 (python, 60 GiB)"], lambda: now[0], sleep)
+    assert now[0] == pytest.approx(WAIT_SECONDS, abs=1)
