@@ -90,14 +90,13 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            return await self._rebuilt(await self._taken(key, anew))
+            return await self._load(await self._taken(key, anew))
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
         async with self._getting.of(offer.key):
             if self.held(offer.key) is None:
-                opened = await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source)
-                await self._rebuilt(opened)
+                await self._load(await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source))
 
     async def located(self, key: SessionKey) -> Placed | None:
         """Where the session is; None: there is none. RequestError (503) while nobody can say."""
@@ -173,12 +172,32 @@ class SessionKeeper:
         if opened.records or opened.images:
             self._owned.forget(key)
             raise session_exists(key.session)
+        while not self._is_loaded(opened):
+            opened = await self._taken(key, anew=False)
         return opened
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
-    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit]:
-        key = opened.key
+    async def _load(self, opened: Opened) -> tuple[Session, Hit]:
+        """The session as its copies say it, and the right to append to it."""
+        session, hit, unfinished = await self._rebuilt(opened)
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
+            session, hit, unfinished = await self._rebuilt(opened)
+        self._sessions[opened.key] = session
+        if unfinished is not None and self._resume is not None:
+            log.info("turn %s of session %s goes on here", unfinished.began.turn, opened.key)
+            self._resume(session, unfinished)
+        return session, hit
+
+    def _is_loaded(self, opened: Opened) -> bool:
+        try:
+            return self._owned.loaded(opened)
+        except NotOwned as error:
+            raise session_unavailable(opened.key.session, str(error)) from None
+
+    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, LoggedTurn | None]:
+        """The last: a turn that goes on."""
         session, hit = await self._newest_image(opened)
         session.created = bool(opened.records or opened.images)
         booked = {turn.id for turn in session.turns}
@@ -189,11 +208,7 @@ class SessionKeeper:
             unfinished = turn if turn.finished() is None else None
             self._book(session, turn)
         session.order = opened.end.sequence
-        self._sessions[key] = session
-        if unfinished is not None and self._resume is not None:
-            log.info("turn %s of session %s goes on here", unfinished.began.turn, key)
-            self._resume(session, unfinished)
-        return session, hit
+        return session, hit, unfinished
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
@@ -423,19 +438,30 @@ class SessionKeeper:
             log.info("session %s was not taken back: %s", session.key, error)
 
     def _reopened(self, opened: Opened) -> None:
-        """The same owner under a new epoch, as when another store has joined."""
+        """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
+        copies say."""
         session = self._sessions.get(opened.key)
         if session is not None and opened.continues:
             session.epoch = opened.epoch
+        elif session is not None:
+            self._lose(session)
 
     def _fenced(self, key: SessionKey) -> None:
         """Another replica is the owner now."""
         session = self._sessions.get(key)
         if session is not None and not session.moving:
             log.warning("session %s has another owner now", key)
-            if session.running is not None:
-                session.running.moved()
-            self._spawn(self.forget(session))
+            self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        """What is here of a session is not what counts any more."""
+        del self._sessions[session.key]
+        if session.running is not None:
+            session.running.moved()
+        self._spawn(self._drop(session))
+
+    async def _drop(self, session: Session) -> None:
+        await self._service.call(Drop(self._call(), session.engine_id))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -86,12 +86,12 @@ class DirectoryActor:
 
     # -------------------------------------------------------------------------------------------- replicas
 
-    async def renew(self, replica: str, node: str, handle: Any, held: Sequence[Held]) -> list[Grant | Join]:
+    async def renew(self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant]) -> list[Grant | Join]:
         """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
         now = time.monotonic()
         known = self._replicas.setdefault(replica, Replica(handle, now))
         known.renewed = now
-        self._directory.renew(replica, node, held, now)
+        self._directory.renew(replica, node, reports, now)
         self._reconcile()
         if not known.mail:
             known.has_mail.clear()
