@@ -40,7 +40,7 @@ class _Session:
 
     `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
     remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
-    there. `barren`: no copy that counts is left.
+    there. `barren`: no copy that counts is left. `sent`: when it was last looked after.
     """
 
     named: Named | None = None
@@ -231,8 +231,8 @@ class Directory:
                 self._grant_again(key, session, now)
             message = session.pending or self._wanted_join(key, session, now)
             replica = session.pending.replica if session.pending else session.owner
+            session.sent = now
             if message is not None and replica is not None and self._live.may_act(replica, now):
-                session.sent = now
                 messages.append((replica, message))
         return messages
 
@@ -323,6 +323,9 @@ class Directory:
         self._void.add(member)
         self._unheard.discard(member)
         self._live.forget_store(member)
+        for session in self._sessions.values():
+            if member in session.suspects:
+                session.sent = float("-inf")
 
     def _counting(self, members: Iterable[Member]) -> tuple[Member, ...]:
         return tuple(member for member in members if member not in self._void)

@@ -13,7 +13,7 @@ from tests.ownership.cluster import run
 from tests.ownership.faults import FAULTS
 
 SOAK_SCHEDULES = 100_000
-CI_SCHEDULES = 1_200
+CI_SCHEDULES = 1_000
 
 
 def play(seeds: range) -> Counter[str]:

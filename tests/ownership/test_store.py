@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,7 @@ def at(sequence: int, epoch: Epoch = FIRST) -> Order:
 
 
 def record(made: Numbered, sequence: int, epoch: Epoch = FIRST) -> bytes:
-    return encode(type(made)(**vars(made) | {"order": at(sequence, epoch)}))
+    return encode(replace(made, order=at(sequence, epoch)))
 
 
 def turn(sequence: int, epoch: Epoch = FIRST, key: str | None = None) -> bytes:
