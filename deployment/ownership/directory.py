@@ -140,7 +140,7 @@ class Directory:
     def durable_ids(self, ids: Iterable[SessionKey]) -> None:
         """The first scan of the durable tier: sessions of which no store may know anything any more."""
         for key in ids:
-            self._sessions.setdefault(key, _Session(barren=True))
+            self._sessions.setdefault(key, _Session())
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions

@@ -14,7 +14,7 @@ from deployment.ownership.messages import Image, Moved, Offer, ToStore
 from deployment.ownership.owner import Owner
 from deployment.ownership.registry import Registry
 from deployment.ownership.store import Store
-from deployment.ownership.words import Member, SessionKey
+from deployment.ownership.words import NEVER, Epoch, Member, SessionKey
 from state.errors import StateError
 from tests.ownership.actors import DirectoryProcess, StoreProcess
 from tests.ownership.fake_storage import FakeValues
@@ -167,10 +167,11 @@ class Cluster:
     def client_later(self, key: SessionKey, what: str) -> None:
         self.net.after(self.net.random.uniform(0.2, 2.0), self.client, key, what)
 
-    def give_up(self, key: SessionKey) -> None:
+    def give_up(self, key: SessionKey, epoch: Epoch) -> None:
         """Somebody may begin it anew: only where no copy of the last set is left that counts."""
-        self._check_lost(key)
-        self.given_up.add(key)
+        if epoch > self.truth.sets.get(key, (NEVER, ()))[0]:
+            self._check_lost(key)
+            self.given_up.add(key)
 
     def begins_anew(self, key: SessionKey) -> None:
         self.given_up.discard(key)

@@ -168,7 +168,7 @@ class Replica(Process):
         match message:
             case Grant():
                 if message.anew:
-                    self.cluster.give_up(key)
+                    self.cluster.give_up(key, message.epoch)
                 if key in self.hosted:
                     self._send(self.hosted[key].owner.granted(message, self.cluster.net.now))
             case Join():
@@ -227,11 +227,9 @@ class Replica(Process):
 
     def _opened(self, key: SessionKey, hosted: Hosted, opened: Opened) -> None:
         if opened.continues:
-            grant = hosted.owner.grant
-            assert grant is not None
             committed = hosted.ledger[: hosted.uncommitted[0][1]] if hosted.uncommitted else hosted.ledger
             if not any(deletes for *_, deletes in hosted.uncommitted):
-                self.cluster.truth.opened(key, opened.epoch, grant.members, committed)
+                self.cluster.truth.opened(key, opened.epoch, committed)
             self._go_on(key, hosted)
         else:
             hosted.fetching = opened
@@ -271,11 +269,9 @@ class Replica(Process):
             if record.order.sequence > after:
                 ledger = [] if isinstance(record, Deleted) else ledger + list(tokens)
         hosted.ledger = ledger
-        grant = hosted.owner.grant
-        assert grant is not None
         if not ledger and key in self.cluster.given_up:
             self.cluster.begins_anew(key)
-        self.cluster.truth.opened(key, opened.epoch, grant.members, ledger)
+        self.cluster.truth.opened(key, opened.epoch, ledger)
         if hosted.owner.state is State.OPEN:
             self.cluster.truth.publish(key, 0, ledger)
         if hosted.turn is not None:

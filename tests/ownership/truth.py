@@ -35,6 +35,7 @@ class Truth:
         self.sets: dict[SessionKey, tuple[Epoch, tuple[Member, ...]]] = {}
         self.tokens = 0
         self.takeovers = 0
+        self._opened: dict[SessionKey, Epoch] = {}
         self._seals: dict[tuple[Member, SessionKey], Epoch] = {}
 
     def publish(self, key: SessionKey, start: int, tokens: Sequence[int]) -> None:
@@ -50,12 +51,12 @@ class Truth:
                 seen.append(token)
                 self.tokens += 1
 
-    def opened(self, key: SessionKey, epoch: Epoch, members: tuple[Member, ...], ledger: Sequence[int]) -> None:
+    def opened(self, key: SessionKey, epoch: Epoch, ledger: Sequence[int]) -> None:
         """An owner may write, and believes the session to be `ledger`."""
         self.takeovers += 1
-        if epoch < self.sets.get(key, (NEVER, ()))[0]:
+        if epoch < self._opened.get(key, NEVER):
             return  # it has only now heard what came true long ago; nothing that it appends is taken
-        self.sets[key] = (epoch, members)
+        self._opened[key] = epoch
         if not self.dead_tokens[key].isdisjoint(ledger):
             raise Broken(f"{key}: tokens of a deleted session came back under {epoch}")
         seen = self.published[key]
@@ -78,5 +79,9 @@ class Truth:
         if changes and message.epoch < sealed:
             raise Broken(f"{message.key}: {answer.member} took {type(message).__name__} of {message.epoch}"
                          f" after the seal of {sealed}")  # fmt: skip
+        named = isinstance(message, NameSet) and isinstance(answer, Receipt)
+        if named and message.epoch > self.sets.get(message.key, (NEVER, ()))[0]:
+            # From the first store on that has read it, this is the set: those that are left out may forget.
+            self.sets[message.key] = (message.epoch, message.members)
         if isinstance(message, Seal | Install) and isinstance(answer, Ends | Receipt):
             self._seals[place] = max(sealed, answer.epoch)
