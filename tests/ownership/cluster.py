@@ -169,7 +169,7 @@ class Cluster:
 
     def give_up(self, key: SessionKey, epoch: Epoch) -> None:
         """Somebody may begin it anew: only where no copy of the last set is left that counts."""
-        if epoch > self.truth.sets.get(key, (NEVER, ()))[0]:
+        if epoch > self.truth.begun_sets.get(key, (NEVER, ()))[0]:
             self._check_lost(key)
             self.given_up.add(key)
 
@@ -179,8 +179,7 @@ class Cluster:
         self.truth.ended(key)
 
     def _check_lost(self, key: SessionKey) -> None:
-        _, members = self.truth.sets.get(key, (None, ()))
-        left = [member for member in members if member not in self.registry.void()]
+        left = self.truth.copies_left(key, self.registry.void())
         if left:
             raise Broken(f"{key}: given up although {', '.join(map(str, left))} still holds a copy")
 

@@ -226,6 +226,8 @@ class Replica(Process):
     # -------------------------------------------------------------------------------------------- opening
 
     def _opened(self, key: SessionKey, hosted: Hosted, opened: Opened) -> None:
+        assert hosted.owner.grant is not None
+        self.cluster.truth.has_set(key, opened.epoch, hosted.owner.grant.members)
         if opened.continues:
             committed = hosted.ledger[: hosted.uncommitted[0][1]] if hosted.uncommitted else hosted.ledger
             if not any(deletes for *_, deletes in hosted.uncommitted):

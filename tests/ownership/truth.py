@@ -32,7 +32,8 @@ class Truth:
         self.published: dict[SessionKey, list[int]] = defaultdict(list)
         self.dead_tokens: dict[SessionKey, set[int]] = defaultdict(set)
         self.deleting: set[SessionKey] = set()
-        self.sets: dict[SessionKey, tuple[Epoch, tuple[Member, ...]]] = {}
+        self.begun_sets: dict[SessionKey, tuple[Epoch, tuple[Member, ...]]] = {}
+        self.open_sets: dict[SessionKey, tuple[Epoch, tuple[Member, ...]]] = {}
         self.tokens = 0
         self.takeovers = 0
         self._opened: dict[SessionKey, Epoch] = {}
@@ -66,6 +67,19 @@ class Truth:
             else:
                 raise Broken(f"{key}: {seen} was published, but {epoch} goes on from {list(ledger)}")
 
+    def has_set(self, key: SessionKey, epoch: Epoch, members: tuple[Member, ...]) -> None:
+        """All stores, old and new, know the name of the set."""
+        _raise(self.open_sets, key, epoch, members)
+
+    def copies_left(self, key: SessionKey, void: frozenset[Member]) -> tuple[Member, ...]:
+        """What makes it a breach of promise to give a session up. While a set is being named, the loss of all stores of
+        either one may end the session: of the old one, since nobody is left to say that the new ones are finished."""
+        left = [
+            tuple(member for member in sets.get(key, (NEVER, ()))[1] if member not in void)
+            for sets in (self.begun_sets, self.open_sets)
+        ]
+        return min(left, key=len)
+
     def ended(self, key: SessionKey) -> None:
         """The session was deleted, or begins anew after its last copy was lost: what was, must not come back."""
         self.deleting.discard(key)
@@ -80,8 +94,15 @@ class Truth:
             raise Broken(f"{message.key}: {answer.member} took {type(message).__name__} of {message.epoch}"
                          f" after the seal of {sealed}")  # fmt: skip
         named = isinstance(message, NameSet) and isinstance(answer, Receipt)
-        if named and message.epoch > self.sets.get(message.key, (NEVER, ()))[0]:
-            # From the first store on that has read it, this is the set: those that are left out may forget.
-            self.sets[message.key] = (message.epoch, message.members)
+        if named:
+            # From the first store on that has read the name, those that are left out may forget.
+            _raise(self.begun_sets, message.key, message.epoch, message.members)
         if isinstance(message, Seal | Install) and isinstance(answer, Ends | Receipt):
             self._seals[place] = max(sealed, answer.epoch)
+
+
+def _raise(
+    sets: dict[SessionKey, tuple[Epoch, tuple[Member, ...]]], key: SessionKey, epoch: Epoch, members: tuple[Member, ...]
+) -> None:
+    if epoch > sets.get(key, (NEVER, ()))[0]:
+        sets[key] = (epoch, members)
