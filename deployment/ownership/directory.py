@@ -40,7 +40,8 @@ class _Session:
 
     `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
     remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
-    there. `barren`: no copy that counts is left. `sent`: when it was last looked after.
+    there. `barren`: no copy that counts is left. `begins`: it began anew under that epoch, and what is
+    older is another session's. `sent`: when it was last looked after.
     """
 
     named: Named | None = None
@@ -50,6 +51,7 @@ class _Session:
     end: Order = NOTHING
     deleted: Epoch | None = None
     barren: bool = False
+    begins: Epoch = NEVER
     sent: float = float("-inf")
 
     @property
@@ -177,7 +179,7 @@ class Directory:
 
     def hold(self, held: Held) -> None:
         session = self._sessions.setdefault(held.key, _Session())
-        if held.epoch < (session.named.epoch if session.named else NEVER):
+        if held.epoch < max(session.named.epoch if session.named else NEVER, session.begins):
             return
         session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
         session.ends_at(held.end, held.deleted)
@@ -276,7 +278,9 @@ class Directory:
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
         session = self._sessions[claim.key] = _Session()
-        return self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        session.begins = grant.epoch
+        return grant
 
     def _grant(
         self,
@@ -338,6 +342,8 @@ class Directory:
         if ends.named is None and not ends.history.runs:
             return
         session = self._sessions.setdefault(ends.key, _Session())
+        if ends.seal < session.begins:
+            return
         session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
         if ends.named is not None and (session.named is None or ends.named.epoch > session.named.epoch):
             session.named, session.tenure, session.barren = ends.named, None, False

@@ -119,4 +119,4 @@ def test_a_log_that_is_trimmed_before_all_copies_hold_the_image_is_found(monkeyp
         return publication._trims()
 
     monkeypatch.setattr(Publication, "kept", first_is_enough)
-    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore))
+    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore), begin=120)
