@@ -139,10 +139,11 @@ class Directory:
             if member.node == node:
                 self._make_void(member)
 
-    def durable_ids(self, ids: Iterable[SessionKey]) -> None:
-        """The first scan of the durable tier: sessions of which no store may know anything any more."""
-        for key in ids:
-            self._sessions.setdefault(key, _Session())
+    def durable_ids(self, ids: Iterable[tuple[SessionKey, Order]]) -> None:
+        """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
+        order under which it was last written there. A tombstone that is older is not theirs."""
+        for key, order in ids:
+            self._sessions.setdefault(key, _Session()).ends_at(order, None)
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions

@@ -173,10 +173,10 @@ class Cluster:
             self._check_lost(key)
             self.given_up.add(key)
 
-    def begins_anew(self, key: SessionKey) -> None:
+    def begins_anew(self, key: SessionKey, epoch: Epoch) -> None:
         self.given_up.discard(key)
         self.counts.lost += 1
-        self.truth.ended(key)
+        self.truth.ended(key, epoch)
 
     def _check_lost(self, key: SessionKey) -> None:
         left = self.truth.copies_left(key, self.registry.void())
