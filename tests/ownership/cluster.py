@@ -1,6 +1,6 @@
 """A whole cluster in one process: directory, three nodes with a store and a replica each, clients, and their fate.
 
-`run(seed)` plays one schedule: half a minute of turns, forks, deletes and moves while everything breaks, then calm, in
+`run(seed)` plays one schedule: half a minute of turns, deletes and moves while everything breaks, then calm, in
 which every session must come back. The same seed plays the same schedule.
 """
 
