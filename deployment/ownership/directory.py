@@ -195,7 +195,12 @@ class Directory:
             return
         if silent.member not in self._void:
             self._give_up(silent.member)
-        elif session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
+            return
+        pending, named = session.pending, session.named
+        theirs = named is not None and silent.epoch == named.epoch and session.tenure is not None
+        if theirs and pending is not None and pending.tenure != session.tenure:
+            session.pending, session.given = None, False  # whoever it was offered to has not taken it
+        if session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
             self._grant_again(silent.key, session, now)
         else:
             session.sent = float("-inf")
