@@ -9,6 +9,7 @@ import torch
 
 from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates_reference, gates_triton
+from kernels.delta_prefill import prefill_reference, prefill_triton
 from tests.kernels import oracles
 from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
@@ -76,7 +77,7 @@ class Block:
     def prefill(
         self, state: torch.Tensor, valid: torch.Tensor | None = None, by: str = KERNEL
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        run = gdn.prefill_triton if by == KERNEL else gdn.prefill_reference
+        run = prefill_triton if by == KERNEL else prefill_reference
         pool = pool_of(state)
         out = run(*self.there(), pool[:, 1], slots_of(len(state)).to(DEVICE), self.counts(valid))
         return out.cpu(), taken_back(pool, len(state))
@@ -287,7 +288,7 @@ def test_the_kernel_refuses_what_is_not_the_layout_of_its_heads() -> None:
         gdn.verify_triton(mixed, g, beta, states, slots.int(), slots)
     gaps = states.new_empty(3, VALUE_HEADS, KEY_DIM, 2 * VALUE_DIM)[..., :VALUE_DIM]
     with pytest.raises(ValueError, match="a layer's heads must be contiguous"):
-        gdn.prefill_triton(mixed, g, beta, gaps, slots, slots)
+        prefill_triton(mixed, g, beta, gaps, slots, slots)
 
 
 # ------------------------------------------------------------------------------------------------ Fold
