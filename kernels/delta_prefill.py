@@ -12,8 +12,8 @@ another takes a tile of a head's state through the chunks, with four products a 
 
 Rounding. The state is FP32 throughout. Keys and queries enter products raw, so that BF16 ones are exact, and their
 norms are factors of rows and columns. An FP32 operand beside BF16 ones is the sum of two BF16 numbers, which keeps 16
-of its 24 bits; P and the u beside it are rounded to the columns' dtype, as y is. The sums of g are taken from i + 1 to t, never as a
-difference, so that a gate of -1e4 costs the gates after it no digits.
+of its 24 bits; P and the u beside it are rounded to the columns' dtype, as y is. The sums of g are taken from i + 1 to
+t, never as a difference, so that a gate of -1e4 costs the gates after it no digits.
 
 A chunk's arithmetic does not depend on what was before it but for S: calls that cut a prompt at multiples of 64 columns
 give the bits of one call. Cut elsewhere, and beside verification and Fold, the difference is rounding.
@@ -34,8 +34,12 @@ from kernels.gated_delta_net import live_columns, require_layout, split_heads
 from kernels.gated_delta_net_kernels import NORM_EPS
 
 CHUNK = 64
-STATE_TILE, STAGES, WARPS, MAXNREG = 8192, 3, 4, 168
-"""Elements of a head's state that a program takes through the chunks: 64 values of keys of 128."""
+# Of S, one program takes so many elements through the chunks: 64 values of keys of 128.
+_STATE_TILE = 8192
+# A chunk's operands are asked for two chunks ahead where that fits on a multiprocessor, which heads of 256 do not.
+_STAGES, _STAGED_KEY_BYTES = 3, 256
+# Preparing a chunk is a chain of small products: three programs on a multiprocessor wait at different links.
+_CHUNK_REGISTERS = 168
 
 
 def prefill_reference(
@@ -72,7 +76,7 @@ def prefill_reference(
 
 @triton.jit
 def _halves(x):
-    """FP32 as two BF16 numbers, whose sum has 16 of its bits. The first is cut, not rounded: that is one instruction."""
+    """FP32 as two BF16 numbers, whose sum has 16 of its bits. The first is cut, not rounded: one instruction."""
     high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
 
@@ -94,8 +98,8 @@ def _dot_halves(a_high, a_low, b_high, b_low):
 
 @triton.jit
 def _block_inverses(lower):
-    """Inverses of the 16 x 16 blocks on the diagonal of I + lower, FP32 [64, 64]: all blocks row by row at once, each row
-    from those above it."""
+    """Inverses of the 16 x 16 blocks on the diagonal of I + lower, FP32 [64, 64]: of all blocks at once, row by row,
+    each row from those above it."""
     block, inner = tl.arange(0, 4), tl.arange(0, 16)
     diagonal = (block[:, None] == block[None, :])[:, None, :, None]
     rows = -tl.sum(tl.where(diagonal, tl.reshape(lower, (4, 16, 4, 16)), 0.0), 2)
@@ -208,9 +212,10 @@ def _load(pointers, inside, WHOLE: tl.constexpr):
 @triton.jit
 def _chunk(
     state,
-    at_q,
-    at_k,
-    at_v,
+    at_columns,
+    of_q,
+    of_k,
+    of_v,
     at_inverse,
     at_pairs,
     at_factors,
@@ -220,8 +225,11 @@ def _chunk(
 ):
     """(S after a chunk, its y) from S before it. Columns that are not `inside` are not read, unless all are."""
     t = tl.arange(0, CHUNK)
-    q, k, v = _load(at_q, inside, WHOLE), _load(at_k, inside, WHOLE), _load(at_v, inside, WHOLE)
-    inverse, pairs = tl.load(at_inverse), tl.load(at_pairs)
+    square = t[:, None] * CHUNK + t[None, :]
+    q = _load(at_columns + of_q, inside, WHOLE)
+    k = _load(at_columns + of_k, inside, WHOLE)
+    v = _load(at_columns + of_v, inside, WHOLE)
+    inverse, pairs = tl.load(at_inverse + square), tl.load(at_pairs + square)
     of_read, of_answer = tl.load(at_factors + t)[:, None], tl.load(at_factors + CHUNK + t)[:, None]
     of_write, kept = tl.load(at_factors + 2 * CHUNK + t)[:, None], tl.load(at_factors + 3 * CHUNK)
     if k.dtype == tl.bfloat16:
@@ -229,7 +237,7 @@ def _chunk(
         high, low = _halves(state)
         read, answer = tl.dot(k, high, tl.dot(k, low)), tl.dot(q, high, tl.dot(q, low))
         right_high, right_low = _halves(v.to(tl.float32) - of_read * read)
-        inverse_low = tl.load(at_inverse + CHUNK * CHUNK)
+        inverse_low = tl.load(at_inverse + CHUNK * CHUNK + square)
         u = tl.dot(inverse, right_low, tl.dot(inverse_low, right_high))
         u = tl.dot(inverse, right_high, u)
     else:
@@ -269,55 +277,42 @@ def states_kernel(
     t, key = tl.arange(0, CHUNK), tl.arange(0, KEY_DIM)
     value = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     first = batch.to(tl.int64) * width
-    at_out = out_ptr + first * (HEADS * VALUE_DIM) + head * VALUE_DIM
-    of_out = t[:, None] * (HEADS * VALUE_DIM) + value[None, :]
+    of_out = head * VALUE_DIM + t[:, None] * (HEADS * VALUE_DIM) + value[None, :]
     whole = tl.maximum(live, 0) // CHUNK
     for chunk in range(whole, tl.cdiv(width, CHUNK)):
         nothing = tl.zeros((CHUNK, TILE), out_ptr.dtype.element_ty)
         dead = (chunk * CHUNK + t >= live) & (chunk * CHUNK + t < width)
-        tl.store(at_out + chunk * (CHUNK * HEADS * VALUE_DIM) + of_out, nothing, mask=dead[:, None])
+        tl.store(out_ptr + (first + chunk * CHUNK) * (HEADS * VALUE_DIM) + of_out, nothing, mask=dead[:, None])
     if live <= 0:
         return
     at_state = states_ptr + tl.load(slots_ptr + batch) * slot_stride + head * (KEY_DIM * VALUE_DIM)
     of_state = key[:, None] * VALUE_DIM + value[None, :]
-    at_q = mixed_ptr + first * channels + head // (HEADS // KEY_HEADS) * KEY_DIM
-    at_v = mixed_ptr + first * channels + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
-    of_q, of_v = t[:, None] * channels + key[None, :], t[:, None] * channels + value[None, :]
-    of_pair = t[:, None] * CHUNK + t[None, :]
+    of_q = head // (HEADS // KEY_HEADS) * KEY_DIM + t[:, None] * channels + key[None, :]
+    of_k = KEY_HEADS * KEY_DIM + of_q
+    of_v = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + t[:, None] * channels + value[None, :]
     place = (batch * HEADS + head).to(tl.int64) * tl.cdiv(width, CHUNK)
     state = tl.load(at_state + of_state)
     for chunk in tl.range(0, whole, num_stages=STAGES):
-        columns = (first * 0 + chunk) * (CHUNK * channels)
+        row = first + chunk * CHUNK
+        at_inverse = inverse_ptr + (place + chunk) * (parts * square)
+        at_pairs, at_factors = pairs_ptr + (place + chunk) * square, factors_ptr + (place + chunk) * (4 * CHUNK)
         state, y = _chunk(
-            state,
-            at_q + columns + of_q,
-            at_q + columns + KEY_HEADS * KEY_DIM + of_q,
-            at_v + columns + of_v,
-            inverse_ptr + (place + chunk) * (parts * square) + of_pair,
-            pairs_ptr + (place + chunk) * square + of_pair,
-            factors_ptr + (place + chunk) * (4 * CHUNK),
-            None,
-            CHUNK,
-            True,
+            *(state, mixed_ptr + row * channels, of_q, of_k, of_v, at_inverse, at_pairs, at_factors, None),
+            CHUNK=CHUNK,
+            WHOLE=True,
         )
-        tl.store(at_out + (first * 0 + chunk) * (CHUNK * HEADS * VALUE_DIM) + of_out, y.to(out_ptr.dtype.element_ty))
+        tl.store(out_ptr + row * (HEADS * VALUE_DIM) + of_out, y.to(out_ptr.dtype.element_ty))
     if whole * CHUNK < live:
-        columns = (first * 0 + whole) * (CHUNK * channels)
+        row = first + whole * CHUNK
         inside = (whole * CHUNK + t < live)[:, None]
+        at_inverse = inverse_ptr + (place + whole) * (parts * square)
+        at_pairs, at_factors = pairs_ptr + (place + whole) * square, factors_ptr + (place + whole) * (4 * CHUNK)
         state, y = _chunk(
-            state,
-            at_q + columns + of_q,
-            at_q + columns + KEY_HEADS * KEY_DIM + of_q,
-            at_v + columns + of_v,
-            inverse_ptr + (place + whole) * (parts * square) + of_pair,
-            pairs_ptr + (place + whole) * square + of_pair,
-            factors_ptr + (place + whole) * (4 * CHUNK),
-            inside,
-            CHUNK,
-            False,
+            *(state, mixed_ptr + row * channels, of_q, of_k, of_v, at_inverse, at_pairs, at_factors, inside),
+            CHUNK=CHUNK,
+            WHOLE=False,
         )
-        y = y.to(out_ptr.dtype.element_ty)
-        tl.store(at_out + (first * 0 + whole) * (CHUNK * HEADS * VALUE_DIM) + of_out, y, mask=inside)
+        tl.store(out_ptr + row * (HEADS * VALUE_DIM) + of_out, y.to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(at_state + of_state, state)
 
 
@@ -350,16 +345,17 @@ def prefill_triton(
         **heads,
         **dims,
         num_warps=4,
-        maxnreg=MAXNREG,
+        maxnreg=_CHUNK_REGISTERS,
     )
-    tile = min(max(STATE_TILE // layout.key_dim, 16), layout.value_dim)
+    tile = min(max(_STATE_TILE // layout.key_dim, 16), 64, layout.value_dim)
+    staged = layout.key_dim * mixed.element_size() <= _STAGED_KEY_BYTES
     states_kernel[(layout.heads * (layout.value_dim // tile), batch)](
         *(mixed, states, slots, valid, inverse, pairs, factors, out, width, states.stride(0)),
         **heads,
         **dims,
         TILE=tile,
-        STAGES=STAGES,
-        num_warps=WARPS,
+        STAGES=_STAGES if staged else 1,
+        num_warps=4,
     )
     return out
 
