@@ -181,14 +181,14 @@ def fold_chains() -> dict[str, Any]:
     for _ in range(ROUNDS):
         columns = extreme(Columns.random(LANES, WIDTH))
         counts = torch.randint(0, WIDTH + 1, (LANES,), device="cuda")
-        one_layer = [x[None] for x in columns.tensors()]
+        mixed, g, beta = (x[None] for x in columns.tensors())
         verified = gdn.verify(*columns.tensors(), kept, slots, torch.full_like(counts, WIDTH))
-        out = gdn.recurrence_triton(*one_layer, kept[:, None], slots, counts, answers=True, advances=True)[0]
+        out = gdn.recurrence_triton(mixed, g, beta, kept[:, None], slots, counts, answers=True, advances=True)[0]
         rejected = (column >= counts[:, None])[..., None]
         unequal += (verified.masked_fill(rejected[..., None], 0.0) != out).any()
         for x in columns.tensors():
             x.masked_fill_(rejected, torch.nan)
-        gdn.fold(gdn.Records(one_layer[0], *one_layer), folded[:, None], slots, counts)
+        gdn.fold(gdn.Records(mixed, mixed, g, beta), folded[:, None], slots, counts)
         unequal += (folded.view(torch.int32) != kept.view(torch.int32)).any()
     return {"rounds": ROUNDS, "bit_equal": int(unequal) == 0 and bool(folded.isfinite().all())}
 

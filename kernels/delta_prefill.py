@@ -23,6 +23,7 @@ Source: Yang et al. 2024, "Gated Delta Networks" and "Parallelizing linear trans
 
 # Triton declares neither its launch options nor what constexpr parameters take.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def _block_inverses(lower):
     each row from those above it."""
     block, inner = tl.arange(0, 4), tl.arange(0, 16)
     diagonal = (block[:, None] == block[None, :])[:, None, :, None]
-    rows = -tl.sum(tl.where(diagonal, tl.reshape(lower, (4, 16, 4, 16)), 0.0), 2)
+    rows = tl.sum(tl.where(diagonal, tl.reshape(-lower, (4, 16, 4, 16)), 0.0), 2)
     for index in range(2, 16):
         this = inner[None, :, None] == index
         row = tl.sum(tl.where(this, rows, 0.0), 1)

@@ -22,11 +22,12 @@ def _inverse_norm(x):
 
 @triton.jit
 def _step(state, k, v, g, beta):
-    """`_step_reference` on a tile: `state` [Dk, T], raw `k` FP32 [Dk], `v` [T], scalars `g` and `beta`.
+    """`_step_reference` on a tile: `state` [Dk, T], raw `k` [Dk], `v` [T], scalars `g` and `beta`.
 
     The norm of k is a factor of T numbers then, not of Dk. The product that is added last is fused by name, or a
     compiler could choose to fuse it in one kernel and not in another.
     """
+    k = k.to(tl.float32)
     norm = _inverse_norm(k)
     state = state * tl.exp(g)
     u = beta * (v.to(tl.float32) - norm * tl.sum(state * k[:, None], 0))
@@ -56,8 +57,7 @@ def recurrence_kernel(
 ):
     """Program (head and tile of Dv, b, layer). ANSWERS: y is written; ADVANCES: the state after counts[b] columns is.
 
-    A column's inputs are asked for while the column before it is computed: they would be waited for otherwise. Keys
-    and queries go around the loop in FP32, so that they are widened once, and not by every thread that needs them.
+    A column's inputs are asked for while the column before it is computed: they would be waited for otherwise.
     """
     tiles: tl.constexpr = VALUE_DIM // TILE
     channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
@@ -79,19 +79,20 @@ def recurrence_kernel(
     at_k = at_q + KEY_HEADS * KEY_DIM
     at_v = mixed_ptr + row * channels + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + value
     at_g, at_beta = g_ptr + row * HEADS + head, beta_ptr + row * HEADS + head
-    next_q, next_k, next_v = tl.load(at_q).to(tl.float32), tl.load(at_k).to(tl.float32), tl.load(at_v)
+    next_q, next_k, next_v = tl.load(at_q), tl.load(at_k), tl.load(at_v)
     next_g, next_beta = tl.load(at_g), tl.load(at_beta)
     state = tl.load(at_state)
     for column in range(live):
         q, k, v, g, beta = next_q, next_k, next_v, next_g, next_beta
         ahead = tl.minimum(column + 1, live - 1)
-        next_k = tl.load(at_k + ahead * channels).to(tl.float32)
+        next_k = tl.load(at_k + ahead * channels)
         next_v = tl.load(at_v + ahead * channels)
         next_g = tl.load(at_g + ahead * HEADS)
         next_beta = tl.load(at_beta + ahead * HEADS)
         state = _step(state, k, v, g, beta)
         if ANSWERS:
-            next_q = tl.load(at_q + ahead * channels).to(tl.float32)
+            next_q = tl.load(at_q + ahead * channels)
+            q = q.to(tl.float32)
             y = tl.sum(state * q[:, None], 0) * (_inverse_norm(q) * scale)
             tl.store(out + column * (HEADS * VALUE_DIM), y.to(out_ptr.dtype.element_ty))
     if ADVANCES:
