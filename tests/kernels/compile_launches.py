@@ -30,7 +30,7 @@ import kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",

@@ -13,6 +13,7 @@ from kernels import gated_delta_net as gdn
 from kernels.block_attention import UNBOUNDED, BlockContext, block_attention_triton
 from kernels.context_kv import ContextStores, store_context_kv_triton
 from kernels.delta_gates import gates_triton
+from kernels.delta_prefill import prefill_triton
 from kernels.gated_mlp import silu_product_triton
 from kernels.grouped_convolution import Residual, enter_triton, finish_triton, prepare_triton
 from kernels.head_norm_rotary import head_norm_rotary_triton
@@ -71,7 +72,7 @@ def delta_net() -> list[Callable[[], object]]:
         partial(gates_triton, a, b, per_head, per_head, gates[0, 0], gates[1, 0]),
         partial(gdn.verify_triton, *one_layer, rows(), rows()),
         partial(gdn.fold_triton, gdn.Records(mixed, columns, gates[0], gates[1]), states, rows(), rows()),
-        partial(gdn.prefill_triton, *one_layer, rows(), rows()),
+        partial(prefill_triton, *one_layer, rows(), rows()),
         partial(gated_rms_norm_triton, out, z.unflatten(-1, (VALUE_HEADS, D)), tensor(D), EPS),
         partial(add_offset_rms_norm_triton, tensor(B, W, H), tensor(B, W, H), tensor(H), EPS),
     ]
