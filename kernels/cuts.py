@@ -87,13 +87,18 @@ def tokens_of(chunk):
 
 
 @triton.jit
-def load_chunk(row_ptr, token, chunk, count):
-    """Logits of a chunk's `token`s; -inf from `count` on. Whole chunks are read without a mask, and so in wide words."""
-    if (chunk + 1) * (LANES * DEPTH) <= count:
+def load_whole(row_ptr, token, whole, count):
+    """Logits of `token`s; where they are not a `whole` chunk, -inf from `count` on. Without a mask words are wide."""
+    if whole:
         logit = tl.load(row_ptr + token)
     else:
         logit = tl.load(row_ptr + token, mask=token < count, other=float("-inf"))
     return logit
+
+
+@triton.jit
+def load_chunk(row_ptr, token, chunk, count):
+    return load_whole(row_ptr, token, (chunk + 1) * (LANES * DEPTH) <= count, count)
 
 
 @triton.jit
@@ -506,9 +511,7 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
         _measure[(chunks, rows)](
             logits, cuts.best, cuts.state, tries, wanted, tokens, masses, *place, num_warps=4, enable_fp_fusion=False
         )
-        _narrow[(rows,)](
-            cuts.state, tries, wanted, tokens, masses, k, p, width, chunks, CHUNKS=padded, num_warps=4
-        )
+        _narrow[(rows,)](cuts.state, tries, wanted, tokens, masses, k, p, width, chunks, CHUNKS=padded, num_warps=4)
     _gather[(chunks, rows)](
         *(logits, cuts.best, cuts.state, wanted, k, p, controls.min_p, above, held, keys),
         *place,

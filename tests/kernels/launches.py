@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from kernels import gated_delta_net as gdn
+from kernels.acceptance import Proposal, RowSampling, accept_triton
 from kernels.block_attention import UNBOUNDED, BlockContext, block_attention_triton
 from kernels.context_kv import ContextStores, store_context_kv_triton
 from kernels.delta_gates import gates_triton
@@ -137,5 +138,15 @@ def draft_block() -> list[Callable[[], object]]:
     ]
 
 
+def acceptance() -> list[Callable[[], object]]:
+    """Logits over the public rows, in memory of the whole vocabulary."""
+    logits = tensor(B, W, VOCABULARY, dtype=FP32)[..., :PUBLIC]
+    drafts, choices = tensor(B, W - 1, dtype=INT64), tensor(B, W - 1, 16, dtype=INT64)
+    proposal = Proposal(drafts, choices, tensor(B, W - 1, 16, dtype=FP32))
+    heat = tensor(B, dtype=FP32)
+    sampling = RowSampling(heat, rows(), heat, rows(), rows(), heat, tensor(B, dtype=torch.bool))
+    return [partial(accept_triton, logits, proposal, rows(), rows(), sampling)]
+
+
 def official_launches() -> list[Callable[[], object]]:
-    return [*delta_net(), *target_attention(), *draft_attention(), *draft_block()]
+    return [*delta_net(), *target_attention(), *draft_attention(), *draft_block(), *acceptance()]
