@@ -18,8 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuts import BEST, CHUNK, FIELDS, STEEP, RowControls, find_cuts, load_whole, logits_at
+from kernels.cut_search import BEST, FIELDS, STEEP
+from kernels.cuts import RowControls, find_cuts
 from kernels.launch_checks import require, require_contiguous
+from kernels.logit_rows import CHUNK, load_whole, logits_at
 from kernels.ordering import id_of, packed_key
 from kernels.randomness import ACCEPT, CORRECTION, TARGET, noise_of, uniform_at, words_at
 from kernels.sampling import weight_of
@@ -174,7 +176,7 @@ def _race(
                 noise = noise_of(tl.where(word < 2, low, high))
                 arrival = tl.min(_arrivals(p, scale, noise, token), 1)
                 over_p = tl.minimum(over_p, arrival)
-                if CANDIDATES > 0:
+                if CANDIDATES > 0:  # noqa: SIM102
                     if need == _CORRECTION:
                         q = tl.zeros((PART, 4), tl.float32)
                         for rank in tl.static_range(0, CANDIDATES):

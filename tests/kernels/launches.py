@@ -18,9 +18,11 @@ from kernels.gated_mlp import silu_product_triton
 from kernels.grouped_convolution import finish_triton, prepare_triton
 from kernels.head_norm_rotary import head_norm_rotary_triton
 from kernels.linear import linear_triton
+from kernels.masking import TokenMasks
 from kernels.norms import add_offset_rms_norm_triton, add_plain_rms_norm_triton, gated_rms_norm_triton
 from kernels.ordering import argmax_rows_triton
 from kernels.paged_attention import paged_attention_triton
+from kernels.penalties import RowPenalties, adjust_logits_triton
 from kernels.place_heads import place_heads_triton
 from kernels.race import race_triton
 from kernels.randomness import TARGET
@@ -145,7 +147,12 @@ def acceptance() -> list[Callable[[], object]]:
     proposal = Proposal(drafts, choices, tensor(B, W - 1, 16, dtype=FP32))
     heat = tensor(B, dtype=FP32)
     sampling = RowSampling(heat, rows(), heat, rows(), rows(), heat, tensor(B, dtype=torch.bool))
-    return [partial(accept_triton, logits, proposal, rows(), rows(), sampling)]
+    per_token = tensor(B, PUBLIC, dtype=FP32), tensor(B, PUBLIC, dtype=torch.bool), tensor(B, PUBLIC, dtype=FP32)
+    masks = TokenMasks(tensor(4, W, VOCABULARY // 8, dtype=torch.uint8), rows())
+    return [
+        partial(adjust_logits_triton, logits, drafts, RowPenalties(heat, heat, heat, *per_token), masks),
+        partial(accept_triton, logits, proposal, rows(), rows(), sampling),
+    ]
 
 
 def official_launches() -> list[Callable[[], object]]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import cuts
+from kernels import cut_close, cut_search, cuts
 from kernels.acceptance import Proposal, RowSampling, accept_reference, accept_triton, choose_reference, choose_triton
 from kernels.cuts import RowControls, find_cuts
+from kernels.logit_rows import CHUNK
 from kernels.ordering import top_rows
 from kernels.sampling import processed_distribution, weights_of
 from tests.kernels import oracles
@@ -85,13 +86,15 @@ def test_what_a_row_keeps_and_its_probabilities_are_the_references_bit_for_bit(
     assert torch.equal(kept(logits, *controls), torch.where((controls[0] > 0)[:, None], expected, 0.0))
 
 
-@pytest.mark.parametrize("rounds", [0, 3])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_brackets_that_stay_wide_are_looked_through_in_the_row(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two keys are held apart instead of thousands, so that most rows narrow in all rounds and still have more."""
     if DEVICE == "cuda":
         pytest.skip("a compiled kernel keeps its constants")
-    monkeypatch.setattr(cuts, "HELD", type(cuts.HELD)(2))
-    monkeypatch.setattr(cuts, "ROUNDS", max(rounds, 1))
+    two = type(cut_search.HELD)(2)
+    monkeypatch.setattr(cut_search, "HELD", two)
+    monkeypatch.setattr(cut_close, "HELD", two)
+    monkeypatch.setattr(cuts, "ROUNDS", rounds)
     for kind in ("random", "ties"):
         controls = tuple(x[1:5] for x in settings(5))
         logits = random_logits(4, kind)
@@ -100,7 +103,7 @@ def test_brackets_that_stay_wide_are_looked_through_in_the_row(rounds: int, monk
 
 def test_a_row_of_several_chunks_and_a_ragged_end_is_kept_as_one() -> None:
     controls = tuple(x[1:5] for x in settings(5))
-    logits = random_logits(4, "random", 2 * cuts.CHUNK + 77)
+    logits = random_logits(4, "random", 2 * CHUNK + 77)
     logits[:, -1] = logits.max() + 1
     assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
 
@@ -174,7 +177,7 @@ def reference(*arguments: object) -> list[list[int]]:
 @pytest.mark.parametrize("law", [False, True])
 def test_verdicts_are_the_references(law: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
-    batch, columns = 24, 3
+    batch, columns = 13, 3
     logits, proposal, extent, frontier = scene(batch, columns, law)
     expected = reference(logits, proposal, extent, frontier, lanes(batch))
     assert run(logits, proposal, extent, frontier, lanes(batch)) == expected
@@ -239,10 +242,10 @@ def test_logits_that_do_not_fit_are_refused_by_name() -> None:
 
 @pytest.mark.gpu
 def test_nothing_waits_for_the_card() -> None:
-    scene_ = scene(24, 3, True)
+    scene_ = scene(13, 3, True)
     logits, proposal, extent, frontier = scene_
     on_card = replace(proposal, **moved(proposal, "drafts", "candidates", "law"))  # type: ignore[arg-type]
-    arguments = logits.cuda(), on_card, extent.cuda(), frontier.cuda(), there(lanes(24))
+    arguments = logits.cuda(), on_card, extent.cuda(), frontier.cuda(), there(lanes(13))
     accept_triton(*arguments)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -250,7 +253,7 @@ def test_nothing_waits_for_the_card() -> None:
         verdict = accept_triton(*arguments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert licensed(verdict.licensed, verdict.accepted) == reference(*scene_, lanes(24))
+    assert licensed(verdict.licensed, verdict.accepted) == reference(*scene_, lanes(13))
 
 
 def test_the_order_of_keys_is_the_order_of_top_rows() -> None:
