@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from kernels.cut_search import BEST, FIELDS, HELD, STEEP, K, P
-from kernels.logit_rows import load_chunk, logit_of, logits_at, tokens_of
+from kernels.logit_rows import first_key, load_chunk, logit_of, logits_at, tokens_of
 from kernels.ordering import packed_key
 from kernels.sampling import MASS_UNITS, mass_of, weight_of
+
 
 @triton.jit
 def _held(logit, low, high):

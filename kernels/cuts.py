@@ -37,6 +37,7 @@ from kernels.sampling import MAX_TOKENS
 
 ROUNDS = 3
 
+
 @dataclass(frozen=True)
 class RowControls:
     """`temperature`, `top_p` FP32 [B], `top_k` int64 [B], `min_p` FP32 [B] or None, of lanes with W columns each, of
@@ -95,9 +96,14 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
     )
     for _ in range(ROUNDS):
         measure_kernel[(chunks, rows)](
-            logits, cuts.best, cuts.state, tries, wanted, tokens, masses, *place, num_warps=4, enable_fp_fusion=False
+            *(logits, cuts.best, cuts.state, tries, wanted, tokens, masses),
+            *place,
+            num_warps=4,
+            enable_fp_fusion=False,
         )
-        narrow_kernel[(rows,)](cuts.state, tries, wanted, tokens, masses, k, p, width, chunks, CHUNKS=padded, num_warps=4)
+        narrow_kernel[(rows,)](
+            cuts.state, tries, wanted, tokens, masses, k, p, width, chunks, CHUNKS=padded, num_warps=4
+        )
     gather_kernel[(chunks, rows)](
         *(logits, cuts.best, cuts.state, wanted, k, p, controls.min_p, above, held, keys),
         *place,
