@@ -32,7 +32,7 @@ _NOTHING, _ARGMAX = tl.constexpr(-1), tl.constexpr(-2)
 _NOBODY = tl.constexpr(0x7FFFFFFF00000000)
 """After every arrival."""
 _TOKENS = tl.constexpr(CHUNK)
-PART = 256
+PART = 64
 """Blocks of four tokens that a program races at a time."""
 
 
@@ -281,7 +281,7 @@ def verdicts(
         count,
         CANDIDATES=choices,
         PART=PART,
-        num_warps=4,
+        num_warps=1,
         enable_fp_fusion=False,
     )
     _verdict[(batch,)](

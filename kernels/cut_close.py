@@ -20,6 +20,15 @@ def _held(logit, low, high):
 
 
 @triton.jit
+def _hold(logit, token, low, high, held_ptr, keys_ptr):
+    """Puts the keys of a bracket's tokens where the next ones of the row go."""
+    held = _held(logit, low, high)
+    if tl.max(tl.max(held.to(tl.int32), 0), 0) > 0:
+        place = tl.atomic_add(held_ptr + tl.zeros_like(token), 1, mask=held, sem="relaxed")
+        tl.store(keys_ptr + place, packed_key(logit, token), mask=held)
+
+
+@triton.jit
 def gather_kernel(
     logits_ptr,
     best_ptr,
@@ -61,15 +70,10 @@ def gather_kernel(
             if min_p_ptr is not None:
                 kept = tl.where(weight >= tl.load(min_p_ptr + row // width), kept, 0)
             tl.store(at + 3, tl.sum(tl.sum(kept, 0), 0))
-            key = packed_key(logit, token)
             if (tl.load(top_k_ptr + row // width) > 0) & (tl.load(state + K + 2) - tl.load(state + K + 3) <= HELD):
-                held = _held(logit, low, high)
-                place = tl.atomic_add(held_ptr + row * 2 + tl.zeros_like(token), 1, mask=held, sem="relaxed")
-                tl.store(keys_ptr + row * 2 * HELD + place, key, mask=held)
+                _hold(logit, token, low, high, held_ptr + row * 2, keys_ptr + row * 2 * HELD)
             if (tl.load(top_p_ptr + row // width) < 1) & (tl.load(state + P + 2) - tl.load(state + P + 3) <= HELD):
-                held = _held(logit, p_low, p_high)
-                place = tl.atomic_add(held_ptr + row * 2 + 1 + tl.zeros_like(token), 1, mask=held, sem="relaxed")
-                tl.store(keys_ptr + (row * 2 + 1) * HELD + place, key, mask=held)
+                _hold(logit, token, p_low, p_high, held_ptr + row * 2 + 1, keys_ptr + (row * 2 + 1) * HELD)
 
 
 @triton.jit
@@ -105,12 +109,12 @@ def _last_key(
     first, end = first_key(low), first_key(high)
     if above >= target:
         first = end
-    step, sixteenth = tl.arange(0, 16).to(tl.int64) + 1, 0 * first
+    step = tl.arange(0, 4).to(tl.int64) + 1
     size = tl.where(held <= HELD, held, count)
     while first + 1 < end:
-        sixteenth = tl.maximum((end >> 4) - (first >> 4), 1)  # their difference may not fit
-        tried = first + sixteenth * step
-        found = tl.zeros((16,), tl.int64) + above
+        quarter = tl.maximum((end >> 2) - (first >> 2), 1)  # their difference may not fit
+        tried = first + quarter * step
+        found = tl.zeros((4,), tl.int64) + above
         for start in range(0, size, TILE):
             key = _load_keys(row_ptr, keys_ptr, held, start, low, high, count, TILE)
             worth = tl.full((TILE,), 1, tl.int64)

@@ -12,8 +12,8 @@ from kernels.logit_rows import load_chunk, logit_of, logits_at, tokens_of
 from kernels.ordering import packed_key
 from kernels.sampling import steepness_of
 
-TRIES = tl.constexpr(16)
-HELD = tl.constexpr(4096)
+TRIES = tl.constexpr(8)
+HELD = tl.constexpr(1024)
 """Keys of a bracket that are held apart; where there are more, the row is looked through again."""
 TRUST = tl.constexpr(4e-6)
 """FP32 sums of a row are right to 2e-6: 30 additions from a weight to its sum, and weights counted in whole units."""

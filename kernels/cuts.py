@@ -5,11 +5,11 @@ says it all. Both top-k and top-p ask for the largest key whose tokens down to i
 the mass that top-k kept. The search keeps a bracket [low, high) of logits for each of the two:
 
     best      the best key of each chunk of a row                                      reads the row
-    open      the first brackets, and 16 logits to try in them
+    open      the first brackets, and the logits to try in them
     measure   tokens and mass down to each of them, mass in FP32                       reads the row, up to ROUNDS times
     narrow    the brackets that follow; FP32 sums are not believed within TRUST, so a bracket never loses its end
     gather    exact tokens and masses above the brackets, and the keys within          reads the row
-    close     the cut among those keys, 16 tries at a time; what is left is the mass Z
+    close     the cut among those keys, four tries at a time; what is left is the mass Z
 
 Later rounds skip chunks whose best token is below all that is tried, and rows whose brackets hold few enough keys.
 Where a bracket stays wider than that after all rounds (thousands of equal logits, or a top-p next to 1), `close` looks
@@ -35,7 +35,7 @@ from kernels.launch_checks import require
 from kernels.logit_rows import CHUNK
 from kernels.sampling import MAX_TOKENS
 
-ROUNDS = 3
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
     keys = buffer(2, HELD.value, dtype=torch.int64)
     place = logits.stride(0), logits.stride(1), width, count
     k, p = controls.top_k, controls.top_p
-    best_kernel[(chunks, rows)](logits, cuts.best, controls.extent, *place, num_warps=4)
+    best_kernel[(chunks, rows)](logits, cuts.best, controls.extent, *place, num_warps=1)
     open_kernel[(rows,)](
         *(cuts.best, controls.temperature, k, p, controls.extent, cuts.state, tries, wanted, held, width, chunks),
         CHUNKS=padded,
@@ -98,7 +98,7 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
         measure_kernel[(chunks, rows)](
             *(logits, cuts.best, cuts.state, tries, wanted, tokens, masses),
             *place,
-            num_warps=4,
+            num_warps=1,
             enable_fp_fusion=False,
         )
         narrow_kernel[(rows,)](
@@ -107,7 +107,7 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
     gather_kernel[(chunks, rows)](
         *(logits, cuts.best, cuts.state, wanted, k, p, controls.min_p, above, held, keys),
         *place,
-        num_warps=4,
+        num_warps=1,
         enable_fp_fusion=False,
     )
     close_kernel[(rows,)](
@@ -115,8 +115,8 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
         *place,
         chunks,
         CHUNKS=padded,
-        TILE=512,
-        num_warps=4,
+        TILE=HELD.value,
+        num_warps=8,
         enable_fp_fusion=False,
     )
     return cuts

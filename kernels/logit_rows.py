@@ -13,9 +13,9 @@ import triton.language as tl
 
 from kernels.ordering import packed_key
 
-LANES, DEPTH = tl.constexpr(256), tl.constexpr(16)
+LANES, DEPTH = tl.constexpr(128), tl.constexpr(8)
 CHUNK = LANES.value * DEPTH.value
-"""Tokens of a row that one program reads."""
+"""Tokens of a row that one program reads: of one warp, in whose registers every sum but the last is made."""
 
 
 @triton.jit

@@ -177,7 +177,7 @@ def reference(*arguments: object) -> list[list[int]]:
 @pytest.mark.parametrize("law", [False, True])
 def test_verdicts_are_the_references(law: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
-    batch, columns = 13, 3
+    batch, columns = 11, 2
     logits, proposal, extent, frontier = scene(batch, columns, law)
     expected = reference(logits, proposal, extent, frontier, lanes(batch))
     assert run(logits, proposal, extent, frontier, lanes(batch)) == expected
