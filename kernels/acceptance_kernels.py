@@ -11,6 +11,7 @@ are that token. Residuals race with p's own scale, which decides nothing but the
 
 # Triton declares neither its launch options nor what constexpr parameters take.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Source: decision 12; the usual definitions (Keskar et al. 2019 for repetition, O
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_the_kernel_adjusts_to_the_references_bits(which: str, monkeypatch: pyte
         for facts in controls
     )
     expected = adjust_logits_reference(logits[..., :vocabulary], path, *controls)
-    got = adjust_logits_triton(logits.to(DEVICE)[..., :vocabulary], path.to(DEVICE), *on_device)
+    got = adjust_logits_triton(logits.to(DEVICE)[..., :vocabulary], path.to(DEVICE), *on_device)  # type: ignore[arg-type]
     assert torch.equal(got.cpu(), expected)
 
 
