@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates
+from kernels.delta_prefill import prefill
 from kernels.head import head_scores
 from kernels.norms import add_offset_rms_norm, gated_rms_norm, offset_rms_norm
 from kernels.paged_attention import paged_attention
@@ -248,7 +249,7 @@ class Target:
         short_convolution(projected, histories, columns.slots, weights.convolution, mixed, records.columns[kept])
         gates(a, b, weights.a_log, weights.dt_bias, g, beta)
         if advance:
-            out = gdn.prefill(mixed, g, beta, recurrent, columns.slots, columns.valid)
+            out = prefill(mixed, g, beta, recurrent, columns.slots, columns.valid)
             advance_histories(state.history[:, layer : layer + 1], columns.slots, records.columns, columns.valid)
         else:
             out = gdn.verify(mixed, g, beta, recurrent, columns.slots, columns.valid)

@@ -30,7 +30,7 @@ import kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl", "enable_fp_fusion")
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -40,7 +40,7 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-Launch = tuple[JITFunction, dict[str, Any], dict[str, int]]
+Launch = tuple[JITFunction, dict[str, Any], dict[str, Any]]
 
 
 def launched(call: Callable[[], object]) -> list[Launch]:
