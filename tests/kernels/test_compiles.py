@@ -27,8 +27,8 @@ STACKS = {
 products of a chunk. Three programs of a multiprocessor share its registers where chunks are prepared. Nothing else has
 a stack."""
 ALONE = {"attend_parts", "attend_rows", "states_kernel", "_stream_kernel"}
-"""One program of it fills a multiprocessor: over heads of 256, with the next two chunks of columns on their way, or with
-160 KiB of a weight."""
+"""One program of it fills a multiprocessor: over heads of 256, with the next two chunks of columns on their way, or
+with 160 KiB of a weight."""
 ROOT = Path(__file__).parents[2]
 
 
