@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 
 from deployment.arrivals import Arrivals
 from deployment.cluster.transport import Cluster
+from deployment.durable_copies import DurableCopies
 from deployment.engine.messages import Sampling
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
@@ -44,6 +45,7 @@ from deployment.prompting import Prompter
 from deployment.session import Session
 from deployment.turn_desk import TurnDesk
 from deployment.turn_table import TurnTable
+from deployment.turns import full_history
 from deployment.wire import Delta, NotHere, Opened, Route, TurnEvent, TurnRequest
 from tests.engine.driving import alone, models, options
 from tests.ownership.fake_storage import FakeStorage, FakeValues
@@ -57,16 +59,18 @@ LONG = "Count from 3 in steps of 2, 12 numbers. " * 6
 """More than a page."""
 
 
-def asked(tokens: int = 60, prompt: str = LONG, **fields: Any) -> TurnRequest:
+def asked(tokens: int = 48, prompt: str = LONG, **fields: Any) -> TurnRequest:
     """A turn of the session, sampled."""
     how = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 11, "ignore_eos": True, **fields}
-    return TurnRequest(TURN, "prompt", (), KEY, prompt=prompt, max_tokens=tokens, tenant=KEY.tenant, **how)
+    messages = ({"role": "user", "content": prompt},)
+    return TurnRequest(TURN, "history", messages, KEY, max_tokens=tokens, tenant=KEY.tenant, **how)
 
 
 def undisturbed(request: TurnRequest) -> tuple[int, ...]:
     """The ids of a turn that an engine of its own runs."""
-    assert isinstance(request.prompt, str) and request.max_tokens and request.temperature is not None
-    ids = tuple(models("dflash2").tokenizer.encode(request.prompt))
+    assert request.max_tokens and request.temperature is not None
+    loaded = models("dflash2")
+    ids = full_history(loaded.chat_template, loaded.tokenizer, request.messages).ids
     sampling = Sampling(temperature=request.temperature, seed=request.seed or 0)
     return alone(ids, request.max_tokens, sampling, "dflash2").token_ids
 
@@ -165,7 +169,8 @@ class Place:
         self.arrivals = Arrivals(self.service, NODE, arrival_seconds)
         cluster = cast(Cluster, PlaceCluster(world))
         transport = PlaceTransport(world, name)
-        self.keeper = SessionKeeper(name, self.service, cluster, transport, self.arrivals, self._send)
+        durable = DurableCopies("app", self.service, None, 0)
+        self.keeper = SessionKeeper(name, self.service, cluster, transport, durable, self.arrivals, self._send)
         self.table = TurnTable()
         self.desk = TurnDesk(
             name, "m", self.service, self.keeper, Prompter(self.service, accept_new_weights=False), self.table, 30.0,
@@ -179,6 +184,8 @@ class Place:
         if place is None or self.name not in self._world.places:
             raise RayActorError
         message = place.harm(message)
+        if replica not in self._world.places:
+            raise RayActorError
         place.received.append(message)
         try:
             return await place.arrivals.receive(message)
