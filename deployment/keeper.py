@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ray.exceptions import RayError
 
+from deployment import wire
+from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
@@ -23,10 +27,11 @@ from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Impo
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
+from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Member, SessionKey
-from deployment.session import Session
+from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, logged_turns
 from deployment.turn_records import turn_record
 from deployment.turns import TurnText
@@ -41,13 +46,34 @@ LOCATE_SECONDS = 10.0
 log = logging.getLogger("ray.serve")
 
 
+@dataclass(frozen=True)
+class _Rebuilt:
+    """A session as its copies say it. `unfinished`: a turn that goes on; `arrival`: what its last owner sent, if its
+    state was made of that."""
+
+    session: Session
+    hit: Hit
+    unfinished: LoggedTurn | None
+    arrival: Arrival | None
+
+
 class SessionKeeper:
     """All sessions that one replica owns."""
 
     def __init__(
-        self, replica: str, service: EngineService, cluster: Cluster, transport: Transport, durable: DurableCopies
+        self,
+        replica: str,
+        service: EngineService,
+        cluster: Cluster,
+        transport: Transport,
+        durable: DurableCopies,
+        arrivals: Arrivals,
+        send: Send,
     ) -> None:
+        """`arrivals`: what others sent of sessions that they may give; `send` reaches another replica's."""
         self._replica = replica
+        self._arrivals = arrivals
+        self._send = send
         self._service = service
         self._cluster = cluster
         self._durable = durable
@@ -217,15 +243,38 @@ class SessionKeeper:
 
     async def _load(self, opened: Opened) -> tuple[Session, Hit]:
         """The session as its copies say it, and the right to append to it."""
-        session, hit, unfinished = await self._rebuilt(opened)
+        rebuilt = await self._rebuilt(opened)
         while not self._is_loaded(opened):
             opened = await self._taken(opened.key, anew=False)
-            session, hit, unfinished = await self._rebuilt(opened)
+            rebuilt = await self._rebuilt(opened)
+        session, unfinished = rebuilt.session, rebuilt.unfinished
+        session.came = rebuilt.hit
         self._sessions[opened.key] = session
         if unfinished is not None and self._resume is not None:
             log.info("turn %s of session %s goes on here", unfinished.began.turn, opened.key)
             self._resume(session, unfinished)
-        return session, hit
+        if rebuilt.arrival is not None:
+            self._spawn(self._settle_in(session, rebuilt.arrival, unfinished))
+        return session, rebuilt.hit
+
+    async def _settle_in(self, session: Session, arrival: Arrival, unfinished: LoggedTurn | None) -> None:
+        """A session that came with its state, which no store has yet, and which may not even have been checked."""
+        if not await self._arrivals.verified(arrival):
+            await self._begin_again(session)
+        await self.copy(session, unfinished.began.order.sequence if unfinished is not None else None)
+
+    async def _begin_again(self, session: Session) -> None:
+        """The engine has dropped the session's state: its turn goes on from the ledger. One that is suspended does so
+        where it goes."""
+        running = session.running
+        if running is None or session.moving:
+            return
+        session.moving = True
+        try:
+            await running.suspend()
+        finally:
+            session.moving = False
+            running.go_on(None)
 
     def _is_loaded(self, opened: Opened) -> bool:
         try:
@@ -233,9 +282,10 @@ class SessionKeeper:
         except NotOwned as error:
             raise session_unavailable(opened.key.session, str(error)) from None
 
-    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, LoggedTurn | None]:
-        """The last: a turn that goes on."""
-        session, hit = await self._newest_image(opened)
+    async def _rebuilt(self, opened: Opened) -> _Rebuilt:
+        arrival = self._arrivals.arrived(opened.key, opened.end)
+        came = await self._of_arrival(opened, arrival) if arrival is not None else None
+        session, hit = came or await self._newest_image(opened)
         session.created = bool(opened.records or opened.images)
         booked = {turn.id for turn in session.turns}
         unfinished: LoggedTurn | None = None
@@ -245,7 +295,7 @@ class SessionKeeper:
             unfinished = turn if turn.finished() is None else None
             self._book(session, turn)
         session.order = opened.end.sequence
-        return session, hit, unfinished
+        return _Rebuilt(session, hit, unfinished, arrival if came is not None else None)
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
@@ -258,6 +308,20 @@ class SessionKeeper:
         text.flush()
         record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
         session.book(prompt, finished, (*request.messages, text.message), record)
+
+    async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
+        """None if the copies may have more of its state than what came."""
+        key, name = opened.key, engine_id_of(opened.key)
+        command = Import(self._call(), name, arrival.document, "peer", tenant=key.tenant, migration=arrival.migration)
+        try:
+            imported = await self._service.call(command)
+        except EngineError as error:
+            log.warning("what came of session %s cannot be loaded: %s", key, error)
+            return None
+        assert isinstance(imported, Imported)
+        if not imported.frontiers and opened.images:
+            return None
+        return self._of_import(opened, imported, "peer")
 
     async def _newest_image(self, opened: Opened) -> tuple[Session, Hit]:
         for image in reversed(opened.images):
@@ -293,7 +357,11 @@ class SessionKeeper:
             await self._service.call(Drop(self._call(), session.engine_id))
             self._owned.forget(key)
             raise session_unavailable(key.session, f"its copy is that of session {imported.record.id!r}")
-        session = Session.of_record(key, opened.epoch, imported.record)
+        return self._of_import(opened, imported, hit)
+
+    def _of_import(self, opened: Opened, imported: Imported, hit: Hit) -> tuple[Session, Hit]:
+        assert imported.record is not None
+        session = Session.of_record(opened.key, opened.epoch, imported.record)
         if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
             session.foreign = imported.foreign
         return session, hit if imported.frontiers else "none"
@@ -361,9 +429,9 @@ class SessionKeeper:
         that is needed beside it, that of a turn that runs."""
         key = session.key
         async with self._copying.of(key):
-            if key not in self._owned:
+            if self.held(key) is not session:
                 return
-            sequence = session.order = self._owned.end(key)
+            sequence = session.order = self._owned.end(key).sequence
             try:
                 document, frontiers = await self._export(session)
                 self._owned.publish(key, sequence, frontiers, document, sequence + 1 if since is None else since)
@@ -412,7 +480,7 @@ class SessionKeeper:
         idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
         chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
         if chosen is not None and chosen.key in self._owned:
-            sequence = chosen.order = self._owned.end(chosen.key)
+            sequence = chosen.order = self._owned.end(chosen.key).sequence
             document, frontiers = await self._export(chosen, checkpoints=False)
             try:
                 self._owned.publish(chosen.key, sequence, frontiers, document, sequence + 1)
@@ -421,32 +489,41 @@ class SessionKeeper:
 
     # -------------------------------------------------------------------------------------------- giving, losing
 
-    async def move(self, session: Session, destination: str) -> bool:
-        """Gives a session, and the turn that runs in it, to another replica. False: it stayed, and its turn goes on
+    async def move(self, session: Session, destination: str) -> wire.Movement | None:
+        """Gives a session, and the turn that runs in it, to another replica. None: it stayed, and its turn goes on
         here as if nothing had happened. RequestError (409) while it is being moved already."""
         if session.moving:
             raise session_busy(session.key.session, "it is being moved already")
+        if destination == self._replica:
+            return wire.Movement()
         key, running = session.key, session.running
+        departure = Departure(self._service, self._send, self._cluster.node, session, destination)
         session.moving = True
-        moved = False
+        given = False
+        stopped = time.monotonic()
         try:
-            since = await running.suspend() if running is not None else None
-            if session.ledger or since is not None:
-                await self.copy(session, since)
-                async with asyncio.timeout(KEPT_SECONDS):
-                    await self._owned.kept(key)
+            await departure.ahead(running.id if running is not None else None)
+            stopped = time.monotonic()
+            if running is not None:
+                await running.suspend()
+            end = self._owned.end(key)
+            session.order = end.sequence
+            await departure.rest(end)
             self._owned.offer(key, destination)
-            moved = await self._owned.offered(key)
-        except (NotOwned, StateError, EngineError, TimeoutError) as error:
-            log.warning("session %s could not be moved to %s: %s", key, destination, error)
-            moved = key not in self._owned
+            given = await self._owned.offered(key)
+        except (NotOwned, NotMoved, StateError, EngineError, RayError, TimeoutError) as error:
+            log.warning("session %s could not be moved to %s: %r", key, destination, error)
         finally:
             session.moving = False
+            seconds = time.monotonic() - stopped
+            moved = given or key not in self._owned
             if running is not None:
-                running.go_on(elsewhere=moved)
-        if moved:
-            await self.forget(session)
-        return moved
+                running.go_on(wire.Moved(destination if given else None) if moved else None)
+        await (departure.arrived() if given else departure.stayed())
+        if not moved:
+            return None
+        await self.forget(session)
+        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds)
 
     def told(self, message: Offer | Moved) -> None:
         """Another replica's word."""

@@ -37,10 +37,11 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `replica`: who told the
-    last of it."""
+    last of it; `owner`: who was said to tell the rest."""
 
     after: str | None = None
     replica: str | None = None
+    owner: str | None = None
     began: bool = False
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
@@ -92,7 +93,8 @@ class LastingStream:
                 if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
                     yield _lost()
                     return
-                await asyncio.sleep(AGAIN_SECONDS)
+                if reader.owner is None:
+                    await asyncio.sleep(AGAIN_SECONDS)
 
     async def followed(
         self, key: SessionKey, turn: str, after: EventId | None, placement: Placed | None, reader: _Reader | None = None
@@ -100,10 +102,13 @@ class LastingStream:
         """A session's turn, running or over: its first event, and all after `after`."""
         reader = _Reader(after=str(after) if after else None) if reader is None else reader
         while True:
-            placement = placement or await located(self._cluster, key)
-            if placement is None:
-                raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
-            route = Route(str(key), placement.owner, placement)
+            if reader.owner is not None:
+                route, reader.owner = Route(str(key), reader.owner), None
+            else:
+                placement = placement or await located(self._cluster, key)
+                if placement is None:
+                    raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
+                route = Route(str(key), placement.owner, placement)
             try:
                 async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
@@ -114,11 +119,13 @@ class LastingStream:
                     yield _lost()
                     return
             placement = None
-            await asyncio.sleep(AGAIN_SECONDS)
+            if reader.owner is None:
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
-        route = Route(str(key), placement.owner if placement else None, placement)
+        route = Route(str(key), reader.owner or (placement.owner if placement else None), placement)
+        reader.owner = None
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
@@ -142,7 +149,10 @@ class LastingStream:
                 async for answer in answers:
                     if isinstance(answer, Elsewhere):
                         where = answer
-                    elif isinstance(answer, NotHere) or isinstance(answer.event, Moved):
+                    elif isinstance(answer, NotHere):
+                        raise _Lost
+                    elif isinstance(answer.event, Moved):
+                        reader.owner = answer.event.owner
                         raise _Lost
                     elif reader.take(answer):
                         yield answer

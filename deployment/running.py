@@ -82,12 +82,14 @@ class RunningTurn:
         self._started: Started | None = None
         self._start_copy: asyncio.Task[None] | None = None
         self._done = done
-        self._elsewhere: asyncio.Future[bool] | None = None
+        self._elsewhere: asyncio.Future[Moved | None] | None = None
+        self._cancelled = False
         self._suspended = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     def cancel(self) -> None:
-        """Ends the turn at its next commit boundary."""
+        """Ends the turn at its next commit boundary; one that is suspended, once it goes on here."""
+        self._cancelled = True
         if not self._task.done():
             self._service.send(Cancel(self._submit.turn))
 
@@ -96,9 +98,9 @@ class RunningTurn:
 
     # -------------------------------------------------------------------------------------------- moving
 
-    async def suspend(self) -> int | None:
-        """Stops the turn at its next commit boundary, until `go_on`. Returns the sequence of the log's record of its
-        beginning; None if it has ended meanwhile. EngineError."""
+    async def suspend(self) -> None:
+        """Stops the turn at its next commit boundary, until `go_on`; all copies of its log have its last round then. It
+        may have ended instead. EngineError."""
         self._elsewhere = asyncio.get_running_loop().create_future()
         try:
             await self._service.call(Suspend(secrets.token_hex(8), self._submit.turn))
@@ -107,20 +109,19 @@ class RunningTurn:
             if error.code != engine_errors.UNKNOWN_TURN:
                 raise
             await self.ended()
-            return None
+            return
         stopped = asyncio.create_task(self._suspended.wait())
         await asyncio.wait([stopped, self._task], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        return self._log.since if isinstance(self._log, SessionTurnLog) and not self._task.done() else None
 
-    def go_on(self, elsewhere: bool) -> None:
-        """After `suspend`: the turn goes on, here or where its session is now."""
+    def go_on(self, elsewhere: Moved | None) -> None:
+        """After `suspend`: the turn goes on, here (None) or where its session is now."""
         if self._elsewhere is not None and not self._elsewhere.done():
             self._elsewhere.set_result(elsewhere)
 
     def moved(self) -> None:
         """The session has another owner: nothing that comes now may be told."""
-        self.go_on(elsewhere=True)
+        self.go_on(elsewhere=Moved())
         self.cancel()
 
     # -------------------------------------------------------------------------------------------- running
@@ -137,8 +138,9 @@ class RunningTurn:
         try:
             while (last := await self._pump()) is None:
                 self._suspended.set()
-                if self._elsewhere is None or await self._elsewhere:
-                    return Moved()
+                elsewhere = await self._elsewhere if self._elsewhere is not None else Moved()
+                if elsewhere is not None:
+                    return elsewhere
                 self._elsewhere = None
                 self._suspended.clear()
             return last
@@ -162,6 +164,8 @@ class RunningTurn:
             match event:
                 case Started():
                     self._begin(event)
+                    if self._cancelled:  # while it was suspended, when the engine did not know it
+                        self.cancel()
                 case Round():
                     self._course.rounds.append(event)
                     self._untold.append(event)

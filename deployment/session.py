@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.engine.messages import Finished, Foreign
+from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.ownership import Epoch, SessionKey
 from deployment.turns import Prompt
 from state.session_record import Message, SessionRecord, TurnRecord
@@ -23,7 +23,7 @@ class Session:
     that a user wrote. `order`: the log's last record that this says.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has.
+    newest copy has. `came`: where its state was when this replica became the owner.
     """
 
     key: SessionKey
@@ -39,6 +39,7 @@ class Session:
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
+    came: Hit = "device"
 
     @property
     def free(self) -> bool:
@@ -57,7 +58,7 @@ class Session:
 
     @property
     def engine_id(self) -> str:
-        return f"{self.key.tenant}/{self.key.session}"
+        return engine_id_of(self.key)
 
     def record(self) -> SessionRecord:
         """What travels in the session's document."""
@@ -84,3 +85,8 @@ class Session:
             transcript=list(record.transcript),
             turns=list(record.turns),
         )
+
+
+def engine_id_of(key: SessionKey) -> str:
+    """What the engine calls a session."""
+    return f"{key.tenant}/{key.session}"

@@ -39,7 +39,7 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
-from deployment.ownership.words import Epoch, Member, SessionKey
+from deployment.ownership.words import Epoch, Member, Order, SessionKey
 
 TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
@@ -211,9 +211,9 @@ class OwnedSessions:
         if owned.committed < sequence and owned.end is not None:
             raise owned.end
 
-    def end(self, key: SessionKey) -> int:
-        """The sequence of the last record that all copies hold. Raises `NotOwned`."""
-        return self._mine(key).committed
+    def end(self, key: SessionKey) -> Order:
+        """Of the last record that all copies hold. Raises `NotOwned`."""
+        return self._mine(key).owner.committed
 
     async def kept(self, key: SessionKey) -> None:
         """Waits until all copies hold the image that was published last, or until it is not this replica's to say."""
