@@ -20,7 +20,7 @@ class Choice(Protocol):
 
     async def ended(self) -> None: ...
 
-    async def suspend(self) -> int | None: ...
+    async def suspend(self) -> bool: ...
 
     def go_on(self, elsewhere: bool) -> None: ...
 
@@ -95,7 +95,7 @@ class HeldTurn:
     async def ended(self) -> None:
         await asyncio.gather(*(choice.ended() for choice in self._choices))
 
-    async def suspend(self) -> int | None:
+    async def suspend(self) -> bool:
         """Stops a session's turn, which has one choice, until `go_on`: see `RunningTurn.suspend`."""
         return await self._choices[0].suspend()
 

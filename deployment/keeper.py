@@ -7,8 +7,10 @@ is not in the log goes on here, from the last round that is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -26,7 +28,7 @@ from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Member, SessionKey
 from deployment.session import Session
-from deployment.session_log import LoggedTurn, logged_turns
+from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
 from deployment.turns import TurnText
 from state.errors import StateError
@@ -36,6 +38,7 @@ KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
 
 LOCATE_SECONDS = 10.0
+HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
 
@@ -53,12 +56,14 @@ class SessionKeeper:
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
         self._copying = Locks()
+        self._deleting = Locks()
         self._calls = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
 
     def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
-        """From the replica's event loop. `resume` is given turns that have to go on here."""
+        """From the replica's event loop. `resume` is given the newest turn that the log of a session tells which was
+        taken over: it goes on here, or if it is over, is told here to those who have not heard its end."""
         self._resume = resume
         self._owned.start()
 
@@ -90,14 +95,17 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            return await self._rebuilt(await self._taken(key, anew))
+            opened = await self._taken(key, anew)
+            if must_exist and not _exists(opened):
+                await self._take_back(opened)
+                raise unknown_session(key.session)
+            return await self._load(opened)
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
         async with self._getting.of(offer.key):
             if self.held(offer.key) is None:
-                opened = await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source)
-                await self._rebuilt(opened)
+                await self._load(await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source))
 
     async def located(self, key: SessionKey) -> Placed | None:
         """Where the session is; None: there is none. RequestError (503) while nobody can say."""
@@ -121,7 +129,11 @@ class SessionKeeper:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
         opened = await self._taken_new(key)
         session = self._sessions[key] = Session(key, opened.epoch, created=True)
-        await self.write(key, [HeadMoved(NOTHING, None, 0)])
+        try:
+            await self.write(key, [HeadMoved(NOTHING, None, 0)])
+        except BaseException:
+            await self.abandon(session)
+            raise
         return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
@@ -135,7 +147,7 @@ class SessionKeeper:
         session.moving = True  # no turn begins in what is not there yet
         try:
             record = await self._import_exactly(session, document)
-            session = self._sessions[key] = Session.of_record(key, opened.epoch, record)
+            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
             session.created = True
             await self.settle(session)
         except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
@@ -144,14 +156,17 @@ class SessionKeeper:
         return session
 
     async def settle(self, session: Session) -> None:
-        """A session that did not begin with a turn: all copies hold it when this returns."""
-        await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
-        await self.copy(session)
+        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503)."""
+        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
+            await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+            await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
-        except TimeoutError:
+        except (NotOwned, TimeoutError):
             raise session_unavailable(session.key.session, "its copies do not answer") from None
+        finally:
+            session.moving = False
 
     async def _taken(self, key: SessionKey, anew: bool) -> Opened:
         try:
@@ -170,30 +185,57 @@ class SessionKeeper:
             opened = await self._taken(key, anew=False)
         except OwnedElsewhere:
             raise session_exists(key.session) from None
-        if opened.records or opened.images:
+        if _exists(opened):
             self._owned.forget(key)
             raise session_exists(key.session)
+        return await self._as_nothing(opened)
+
+    async def _as_nothing(self, opened: Opened) -> Opened:
+        """The right to append to a session that does not exist yet."""
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
         return opened
+
+    async def _take_back(self, opened: Opened) -> None:
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked."""
+        await self._as_nothing(opened)
+        try:
+            await self._bury(opened.key, time.time())
+        finally:
+            self._owned.forget(opened.key)
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
-    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit]:
-        key = opened.key
-        session, hit = await self._newest_image(opened)
-        session.created = bool(opened.records or opened.images)
-        booked = {turn.id for turn in session.turns}
-        unfinished: LoggedTurn | None = None
-        for turn in logged_turns(opened.records):
-            if turn.began.turn in booked:
-                continue
-            unfinished = turn if turn.finished() is None else None
-            self._book(session, turn)
-        session.order = opened.end.sequence
-        self._sessions[key] = session
-        if unfinished is not None and self._resume is not None:
-            log.info("turn %s of session %s goes on here", unfinished.began.turn, key)
-            self._resume(session, unfinished)
+    async def _load(self, opened: Opened) -> tuple[Session, Hit]:
+        """The session as its copies say it, and the right to append to it. RequestError (503)."""
+        session, hit, newest = await self._rebuilt(opened)
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
+            session, hit, newest = await self._rebuilt(opened)
+        self._sessions[opened.key] = session
+        if newest is not None and self._resume is not None:
+            self._resume(session, newest)
         return session, hit
+
+    def _is_loaded(self, opened: Opened) -> bool:
+        try:
+            return self._owned.loaded(opened)
+        except NotOwned as error:
+            self._owned.forget(opened.key)
+            raise session_unavailable(opened.key.session, str(error)) from None
+
+    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, LoggedTurn | None]:
+        """The session, where its state came from, and the newest turn that its log tells."""
+        session, hit = await self._newest_image(opened)
+        said = living(opened.records)
+        session.created = bool(opened.images) or any(isinstance(record, HeadMoved) for record in said)
+        booked = {turn.id for turn in session.turns}
+        turns = logged_turns(said)
+        for turn in turns:
+            if turn.began.turn not in booked:
+                self._book(session, turn)
+        session.order = opened.end.sequence
+        return session, hit, turns[-1] if turns else None
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
@@ -296,17 +338,19 @@ class SessionKeeper:
         await self._owned.committed(key, sequence)
 
     async def write(self, key: SessionKey, records: Sequence[Numbered]) -> None:
-        """RequestError (503) if the session is another replica's now."""
+        """RequestError (503) if the session is another replica's now, or its copies do not answer."""
         try:
-            await self.committed(key, self.append(key, records))
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self.committed(key, self.append(key, records))
         except NotOwned as error:
             raise session_unavailable(key.session, str(error)) from None
+        except TimeoutError:
+            raise session_unavailable(key.session, "its copies do not answer") from None
 
     # -------------------------------------------------------------------------------------------- copies
 
-    async def copy(self, session: Session, since: int | None = None) -> None:
-        """Gives an image of the session to all its copies, in the background. `since`: the sequence of the first record
-        that is needed beside it, that of a turn that runs."""
+    async def copy(self, session: Session) -> None:
+        """Gives an image of the session to all its copies, in the background."""
         key = session.key
         async with self._copying.of(key):
             if key not in self._owned:
@@ -314,7 +358,7 @@ class SessionKeeper:
             sequence = session.order = self._owned.end(key)
             try:
                 document, frontiers = await self._export(session)
-                self._owned.publish(key, sequence, frontiers, document, sequence + 1 if since is None else since)
+                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -347,11 +391,11 @@ class SessionKeeper:
         idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
         chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
         if chosen is not None and chosen.key in self._owned:
-            sequence = chosen.order = self._owned.end(chosen.key)
-            document, frontiers = await self._export(chosen, checkpoints=False)
             try:
-                self._owned.publish(chosen.key, sequence, frontiers, document, sequence + 1)
-            except (NotOwned, StateError) as error:
+                sequence = chosen.order = self._owned.end(chosen.key)
+                document, frontiers = await self._export(chosen, checkpoints=False)
+                self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+            except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", chosen.key, error)
 
     # -------------------------------------------------------------------------------------------- giving, losing
@@ -365,9 +409,9 @@ class SessionKeeper:
         session.moving = True
         moved = False
         try:
-            since = await running.suspend() if running is not None else None
-            if session.ledger or since is not None:
-                await self.copy(session, since)
+            suspended = running is not None and await running.suspend()
+            if session.ledger or suspended:
+                await self.copy(session)
                 async with asyncio.timeout(KEPT_SECONDS):
                     await self._owned.kept(key)
             self._owned.offer(key, destination)
@@ -405,37 +449,69 @@ class SessionKeeper:
 
     async def forget(self, session: Session) -> None:
         """Drops what this replica has of a session, on the device too."""
-        if self._sessions.get(session.key) is session:
-            del self._sessions[session.key]
-            self._owned.forget(session.key)
-        await self._service.call(Drop(self._call(), session.engine_id))
+        if self._sessions.get(session.key) is not session:
+            return  # it has been forgotten, and may be here again, as another one
+        del self._sessions[session.key]
+        self._owned.forget(session.key)
+        await self._drop(session)
 
     async def delete(self, session: Session, at: float) -> None:
-        """All copies have its tombstone when this returns. `at`: seconds since 1970. RequestError (503)."""
-        await self.write(session.key, [Deleted(NOTHING, at)])
-        await self.forget(session)
+        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: seconds since 1970.
+        RequestError (503)."""
+        async with self._deleting.of(session.key):
+            session.moving = True  # no other turn begins in it
+            try:
+                if session.running is not None:
+                    session.running.cancel()
+                    await session.running.ended()
+                # A first turn that left nothing took its session along; and somebody else may have deleted it.
+                if self._sessions.get(session.key) is session:
+                    await self._bury(session.key, at)
+                    await self.forget(session)
+            finally:
+                session.moving = False
 
     async def abandon(self, session: Session) -> None:
-        """A new session's first turn was refused: as if it had never been asked for."""
+        """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
         try:
-            await self.delete(session, 0.0)
+            await self._bury(session.key, 0.0)
         except RequestError as error:
             log.info("session %s was not taken back: %s", session.key, error)
+        await self.forget(session)
+
+    async def _bury(self, key: SessionKey, at: float) -> None:
+        """Writes a tombstone, and lets the directory know, so that nobody is sent here any more."""
+        await self.write(key, [Deleted(NOTHING, at)])
+        with contextlib.suppress(TimeoutError):  # one that is being started again hears it later
+            async with asyncio.timeout(HEARD_SECONDS):
+                await self._owned.heard(key)
 
     def _reopened(self, opened: Opened) -> None:
-        """The same owner under a new epoch, as when another store has joined."""
+        """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
+        copies say."""
         session = self._sessions.get(opened.key)
         if session is not None and opened.continues:
             session.epoch = opened.epoch
+        elif session is not None:
+            self._lose(session)
 
     def _fenced(self, key: SessionKey) -> None:
         """Another replica is the owner now."""
         session = self._sessions.get(key)
-        if session is not None and not session.moving:
-            log.warning("session %s has another owner now", key)
-            if session.running is not None:
-                session.running.moved()
-            self._spawn(self.forget(session))
+        if session is not None:
+            log.info("session %s has another owner now", key)
+            self._owned.forget(key)
+            self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        """What is here of a session is not what counts any more."""
+        del self._sessions[session.key]
+        if session.running is not None:
+            session.running.moved()
+        self._spawn(self._drop(session))
+
+    async def _drop(self, session: Session) -> None:
+        await self._service.call(Drop(self._call(), session.engine_id))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -449,3 +525,8 @@ class SessionKeeper:
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
+
+
+def _exists(opened: Opened) -> bool:
+    """Whether anything is there; what was deleted, or never began, is not."""
+    return bool(opened.images) or bool(living(opened.records))

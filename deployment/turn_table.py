@@ -48,8 +48,9 @@ class TurnTable:
     def ended(self, turn: HeldTurn) -> None:
         """Keeps a turn whose stream is over, unless nobody could ask for it, or it never began: a request that is
         refused may be tried again under its key."""
-        if self._running.pop(turn.id, None) is None:
-            return
+        if self._running.get(turn.id) is not turn:
+            return  # a turn that has come back has taken the place of what it was here before
+        del self._running[turn.id]
         if turn.stream.opened and turn.request.outlives_its_reader and not turn.stream.moved:
             turn.ended_at = self._clock()
             self._over[turn.id] = turn

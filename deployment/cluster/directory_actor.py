@@ -86,12 +86,12 @@ class DirectoryActor:
 
     # -------------------------------------------------------------------------------------------- replicas
 
-    async def renew(self, replica: str, node: str, handle: Any, held: Sequence[Held]) -> list[Grant | Join]:
+    async def renew(self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant]) -> list[Grant | Join]:
         """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
         now = time.monotonic()
         known = self._replicas.setdefault(replica, Replica(handle, now))
         known.renewed = now
-        self._directory.renew(replica, node, held, now)
+        self._directory.renew(replica, node, reports, now)
         self._reconcile()
         if not known.mail:
             known.has_mail.clear()
@@ -106,7 +106,8 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
         now = time.monotonic()
         for message in messages:
             match message:
@@ -119,6 +120,7 @@ class DirectoryActor:
                 case Joined():
                     self._directory.joined(message, now)
         self._reconcile()
+        return True
 
     async def suspect(self, replica: str) -> bool:
         """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from deployment.ownership.log import Numbered
@@ -30,6 +31,7 @@ from deployment.ownership.messages import (
     NoRoom,
     Offer,
     Opened,
+    Silent,
     Taken,
     ToReplica,
     ToStore,
@@ -39,6 +41,7 @@ from deployment.ownership.messages import (
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
 from deployment.ownership.words import Epoch, Member, SessionKey
+from state.errors import StateError
 
 TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
@@ -50,11 +53,13 @@ log = logging.getLogger("ray.serve")
 class Transport(Protocol):
     """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Grant | Join] | None: ...
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None: ...
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None: ...
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """Whether the directory has heard it."""
+        ...
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None: ...
 
@@ -128,7 +133,8 @@ class OwnedSessions:
         self._on_no_room = no_room
         self._owned: dict[SessionKey, _Owned] = {}
         self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
-        self._to_directory: list[FromOwner] = []
+        self._to_directory: dict[tuple[type, SessionKey, Member | None], FromOwner] = {}
+        self._heard = asyncio.Event()
         self._sending: set[Member | str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,27 +151,30 @@ class OwnedSessions:
 
     def __contains__(self, key: SessionKey) -> bool:
         owned = self._owned.get(key)
-        return owned is not None and owned.opened is not None and owned.end is None
+        ended = owned is None or owned.end is not None or owned.owner.state is State.DELETED
+        return owned is not None and owned.opened is not None and not ended
 
     def epoch(self, key: SessionKey) -> Epoch:
         return self._owned[key].owner.epoch
 
     def members(self, key: SessionKey) -> tuple[Member, ...]:
         """The stores that hold its copies."""
-        grant = self._owned[key].owner.grant
-        return grant.members if grant is not None else ()
+        owned = self._owned.get(key)
+        return owned.owner.grant.members if owned is not None and owned.owner.grant is not None else ()
 
     async def take(
         self, key: SessionKey, *, given: Epoch | None = None, offered_by: str | None = None, anew: bool = False
     ) -> Opened:
         """Makes this replica the owner. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
-        if owned is None or owned.end is not None:
-            owned = self._owned[key] = _Owned(Owner(key, self._replica, offered_by))
+        if owned is None or owned.end is not None or owned.owner.state is State.DELETED:
+            tenure = f"{self._replica}/{secrets.token_hex(8)}"
+            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, offered_by))
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
-                await self._claim(owned, Claim(key, self._replica, self._node, given, anew), deadline)
+                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew)
+                await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await owned.until(lambda: owned.opened is not None)
         except TimeoutError:
@@ -180,16 +189,28 @@ class OwnedSessions:
         assert owned.opened is not None
         return owned.opened
 
+    def loaded(self, opened: Opened) -> bool:
+        """The replica has made its own state what `opened` said, and may append. False: the session was opened again
+        meanwhile, and is to be made anew of what `take` says now. Raises `NotOwned`."""
+        owned = self._mine(opened.key)
+        if owned.opened is not opened or owned.owner.state is not State.OPEN:
+            return False
+        owned.owner.loaded()
+        owned.opened = replace(opened, records=(), images=())  # the replica has them now
+        return True
+
     def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
         """Sends records to all copies, in this order, and returns the sequence of the last one: see `committed`.
 
         Raises `NotOwned`.
         """
         owned = self._mine(key)
-        if owned.owner.state not in (State.OPEN, State.TAKING):
-            raise NotOwned(f"session {key}: it is {owned.owner.state.value}")
-        self._dispatch(owned, owned.owner.append(records, time.monotonic()))
-        return owned.owner.last_sequence
+        try:
+            sends = owned.owner.append(records, time.monotonic())
+        except StateError as error:
+            raise NotOwned(str(error)) from None
+        self._dispatch(owned, sends)
+        return owned.owner.last.sequence
 
     async def committed(self, key: SessionKey, sequence: int) -> None:
         """Waits until all copies hold the records up to `sequence`. Raises `NotOwned` if that cannot be any more."""
@@ -206,6 +227,11 @@ class OwnedSessions:
         """Waits until all copies hold the image that was published last, or until it is not this replica's to say."""
         owned = self._mine(key)
         await owned.until(lambda: owned.owner.published)
+
+    async def heard(self, key: SessionKey) -> None:
+        """Waits until the directory has heard all that there is to say of a session."""
+        while any(about == key for _, about, _ in self._to_directory):
+            await self._heard.wait()
 
     async def offered(self, key: SessionKey) -> bool:
         """Waits until it is known what became of an offer. Whether the session is another replica's now."""
@@ -276,7 +302,7 @@ class OwnedSessions:
                 case Peer(replica=replica):
                     self._spawn(self._transport.tell_peer(replica, send.message))  # pyright: ignore[reportArgumentType]
                 case _ if send.to == DIRECTORY:
-                    self._to_directory.append(send.message)  # pyright: ignore[reportArgumentType]
+                    self._tell(send.message)  # pyright: ignore[reportArgumentType]
                     self._pump(DIRECTORY)
                 case _:
                     assert send.to == HERE
@@ -309,16 +335,32 @@ class OwnedSessions:
 
     async def _send_all(self, to: Member | str) -> None:
         try:
-            while self._to_directory if to == DIRECTORY else self._to_stores.get(to):  # pyright: ignore
-                if isinstance(to, Member):
-                    messages = self._to_stores.pop(to)
+            if isinstance(to, Member):
+                while messages := self._to_stores.pop(to, None):
                     for answer in await self._transport.ask_store(to, messages) or ():
                         self._answered(answer)
-                else:
-                    told, self._to_directory = self._to_directory, []
-                    await self._transport.tell(told)
+            else:
+                await self._tell_all()
         finally:
             self._sending.discard(to)
+
+    def _tell(self, message: FromOwner) -> None:
+        """A later word of the same kind takes the place of one that the directory has not heard yet."""
+        about = message.member if isinstance(message, Silent) else None
+        self._to_directory[type(message), message.key, about] = message
+
+    async def _tell_all(self) -> None:
+        # Until it has heard it: nobody says again that a session was deleted, once this replica has forgotten it.
+        while self._to_directory:
+            told = dict(self._to_directory)
+            if not await self._transport.tell(list(told.values())):
+                await asyncio.sleep(TICK_SECONDS)
+                continue
+            for about, message in told.items():
+                if self._to_directory[about] is message:
+                    del self._to_directory[about]
+            heard, self._heard = self._heard, asyncio.Event()
+            heard.set()
 
     def _answered(self, answer: FromStore) -> None:
         owned = self._owned.get(answer.key)
@@ -328,9 +370,9 @@ class OwnedSessions:
 
     async def _renew(self) -> None:
         while True:
-            held = [held for owned in self._owned.values() if (held := owned.owner.held) is not None]
+            reports = [report for owned in self._owned.values() if (report := owned.owner.report) is not None]
             sent = time.monotonic()
-            messages = await self._transport.renew(held)
+            messages = await self._transport.renew(reports)
             for message in messages or ():
                 self._directed(message)
             # An answer that came at once had something to say; otherwise the directory has waited for us.

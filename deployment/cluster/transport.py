@@ -116,15 +116,15 @@ class RayTransport:
         self._me = ray.get_runtime_context().current_actor
         self._stores: dict[str, Any] = {}
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Grant | Join] | None:
-        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, held)
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
+        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports)
         return await self._cluster.answered(answer, "renewal")
 
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
-        await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory")
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         try:
