@@ -176,7 +176,7 @@ class OwnedSessions:
                 claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
-                await owned.until(lambda: owned.opened is not None)
+                await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)
         except TimeoutError:
             self._forget_unopened(owned)
             raise NotNow(f"session {key}: its copies did not answer within {TAKE_SECONDS:.0f} s") from None

@@ -139,10 +139,11 @@ class Directory:
             if member.node == node:
                 self._make_void(member)
 
-    def durable_ids(self, ids: Iterable[SessionKey]) -> None:
-        """The first scan of the durable tier: sessions of which no store may know anything any more."""
-        for key in ids:
-            self._sessions.setdefault(key, _Session())
+    def durable_ids(self, ids: Iterable[tuple[SessionKey, Order]]) -> None:
+        """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
+        order under which it was last written there. A tombstone that is older is not theirs."""
+        for key, order in ids:
+            self._sessions.setdefault(key, _Session()).ends_at(order, None)
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions
@@ -194,7 +195,12 @@ class Directory:
             return
         if silent.member not in self._void:
             self._give_up(silent.member)
-        elif session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
+            return
+        pending, named = session.pending, session.named
+        theirs = named is not None and silent.epoch == named.epoch and session.tenure is not None
+        if theirs and pending is not None and pending.tenure != session.tenure:
+            session.pending, session.given = None, False  # whoever it was offered to has not taken it
+        if session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
             self._grant_again(silent.key, session, now)
         else:
             session.sent = float("-inf")

@@ -102,11 +102,6 @@ class Owner:
         return self._publication is None or (self.state is State.OPEN and self._publication.done)
 
     @property
-    def last_sequence(self) -> int:
-        """Of the last record that was appended, whether all copies hold it or not."""
-        return self._last.sequence
-
-    @property
     def epoch(self) -> Epoch:
         """Raises `StateError` before the first grant."""
         if self.grant is None:

@@ -21,7 +21,7 @@ from deployment.ownership.messages import (
     ToStore,
 )
 from deployment.ownership.store import Store
-from deployment.ownership.words import Member
+from deployment.ownership.words import Member, Order
 from state.errors import StateError
 from tests.ownership.fake_storage import FakeStorage
 from tests.ownership.network import HEAD
@@ -78,7 +78,8 @@ class DirectoryProcess(Process):
         self.up = True
         cluster, now = self.cluster, self.cluster.net.now
         self.machine = cluster.bugs.directory(cluster.registry, cluster.unix, now)
-        self.machine.durable_ids([key for key, seen in cluster.truth.published.items() if seen])
+        known = [key for key, seen in cluster.truth.published.items() if seen]
+        self.machine.durable_ids((key, Order(cluster.truth.opened_under(key), 0)) for key in known)
         for node in cluster.dead_nodes:
             self.machine.node_died(node)
         for replica in cluster.exited:

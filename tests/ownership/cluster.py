@@ -1,6 +1,6 @@
 """A whole cluster in one process: directory, three nodes with a store and a replica each, clients, and their fate.
 
-`run(seed)` plays one schedule: half a minute of turns, forks, deletes and moves while everything breaks, then calm, in
+`run(seed)` plays one schedule: half a minute of turns, deletes and moves while everything breaks, then calm, in
 which every session must come back. The same seed plays the same schedule.
 """
 
@@ -173,10 +173,10 @@ class Cluster:
             self._check_lost(key)
             self.given_up.add(key)
 
-    def begins_anew(self, key: SessionKey) -> None:
+    def begins_anew(self, key: SessionKey, epoch: Epoch) -> None:
         self.given_up.discard(key)
         self.counts.lost += 1
-        self.truth.ended(key)
+        self.truth.ended(key, epoch)
 
     def _check_lost(self, key: SessionKey) -> None:
         left = self.truth.copies_left(key, self.registry.void())

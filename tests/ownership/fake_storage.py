@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployment.ownership.storage import StoredDocument
 from deployment.ownership.words import Order, SessionKey
 from state.errors import CapacityError
+from state.stored import StoredDocument
 
 
 class ProcessDied(Exception):

@@ -207,7 +207,7 @@ class Replica(Process):
             elif isinstance(send.to, Peer):
                 self.cluster.to_replica(self.node, send.to.replica, send.message)
             elif isinstance(send.to, Member):
-                self.cluster.to_store(self, send.to, send.message)
+                self.cluster.to_store(self, send.to, send.message)  # pyright: ignore[reportArgumentType]
 
     def _owner_says(self, message: ToReplica) -> None:
         hosted = self.hosted.get(message.key)
@@ -272,7 +272,7 @@ class Replica(Process):
                 ledger = [] if isinstance(record, Deleted) else ledger + list(tokens)
         hosted.ledger = ledger
         if not ledger and key in self.cluster.given_up:
-            self.cluster.begins_anew(key)
+            self.cluster.begins_anew(key, opened.epoch)
         self.cluster.truth.opened(key, opened.epoch, ledger)
         if hosted.owner.state is State.OPEN:
             self.cluster.truth.publish(key, 0, ledger)
@@ -284,7 +284,7 @@ class Replica(Process):
         while hosted.opened and hosted.uncommitted and hosted.uncommitted[0][0] <= sequence:
             _, start, tokens, deletes = hosted.uncommitted.popleft()
             if deletes:
-                self.cluster.truth.ended(key)
+                self.cluster.truth.ended(key, hosted.owner.epoch)
             else:
                 self.cluster.truth.publish(key, start, tokens)
                 self.cluster.probes.discard(key)

@@ -7,6 +7,7 @@ import pytest
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK
 from deployment.ownership.messages import Grant, Lost, Placed, Taken, Wait
 from deployment.ownership.owner import State
+from deployment.ownership.words import Epoch, Order
 from state.errors import StateError
 from tests.ownership.by_hand import KEY, Hand, a_round, began
 
@@ -80,7 +81,7 @@ def test_session_is_not_granted_before_each_store_of_its_set_has_answered():
 
 def test_id_that_only_the_durable_tier_knows_is_lost_and_may_begin_anew():
     hand = Hand("a")
-    hand.directory.durable_ids([KEY])
+    hand.directory.durable_ids([(KEY, Order(Epoch(5, 1), 9))])
     assert isinstance(hand.claim(hand.owner("r1"), "a"), Lost)
     grant = hand.claim(hand.owner("r2"), "a", anew=True)
     assert isinstance(grant, Grant) and grant.anew and grant.previous == ()

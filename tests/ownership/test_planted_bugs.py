@@ -10,9 +10,9 @@ from deployment.ownership.owner import Owner, State
 from deployment.ownership.publication import Publication
 from deployment.ownership.recovery import Repair, installation, repair_of
 from deployment.ownership.sending import Send
-from deployment.ownership.storage import StoredDocument
 from deployment.ownership.store import Store
 from deployment.ownership.words import Epoch, Member, Order, SessionKey
+from state.stored import StoredDocument
 from tests.ownership.cluster import Bugs, run
 from tests.ownership.truth import Broken
 

@@ -41,6 +41,8 @@ class Truth:
 
     def publish(self, key: SessionKey, start: int, tokens: Sequence[int]) -> None:
         """A client reads these tokens at these positions."""
+        if self.dead_tokens[key].issuperset(tokens):
+            return  # an owner that slept says what was true of the session that is gone
         seen = self.published[key]
         if start > len(seen):
             raise Broken(f"{key}: published at {start}, but clients have only {len(seen)} tokens: some were skipped")
@@ -55,7 +57,7 @@ class Truth:
     def opened(self, key: SessionKey, epoch: Epoch, ledger: Sequence[int]) -> None:
         """An owner may write, and believes the session to be `ledger`."""
         self.takeovers += 1
-        if epoch < self._opened.get(key, NEVER):
+        if epoch < self.opened_under(key):
             return  # it has only now heard what came true long ago; nothing that it appends is taken
         self._opened[key] = epoch
         if not self.dead_tokens[key].isdisjoint(ledger):
@@ -63,9 +65,12 @@ class Truth:
         seen = self.published[key]
         if list(ledger[: len(seen)]) != seen:
             if key in self.deleting and not ledger:
-                self.ended(key)
+                self.ended(key, epoch)
             else:
                 raise Broken(f"{key}: {seen} was published, but {epoch} goes on from {list(ledger)}")
+
+    def opened_under(self, key: SessionKey) -> Epoch:
+        return self._opened.get(key, NEVER)
 
     def has_set(self, key: SessionKey, epoch: Epoch, members: tuple[Member, ...]) -> None:
         """All stores, old and new, know the name of the set."""
@@ -80,8 +85,10 @@ class Truth:
         ]
         return min(left, key=len)
 
-    def ended(self, key: SessionKey) -> None:
+    def ended(self, key: SessionKey, epoch: Epoch) -> None:
         """The session was deleted, or begins anew after its last copy was lost: what was, must not come back."""
+        if epoch < self.opened_under(key):
+            return  # said by an owner that slept while others read its tombstone and began anew
         self.deleting.discard(key)
         self.dead_tokens[key].update(self.published.pop(key, ()))
 
@@ -93,8 +100,7 @@ class Truth:
         if changes and message.epoch < sealed:
             raise Broken(f"{message.key}: {answer.member} took {type(message).__name__} of {message.epoch}"
                          f" after the seal of {sealed}")  # fmt: skip
-        named = isinstance(message, NameSet) and isinstance(answer, Receipt)
-        if named:
+        if isinstance(message, NameSet) and isinstance(answer, Receipt):
             # From the first store on that has read the name, those that are left out may forget.
             _raise(self.begun_sets, message.key, message.epoch, message.members)
         if isinstance(message, Seal | Install) and isinstance(answer, Ends | Receipt):
