@@ -24,7 +24,7 @@ from deployment.replica_calls import Replicas
 from deployment.session_api import located
 from deployment.turn_desk import not_kept
 from deployment.turns import seed_of
-from deployment.wire import Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
 GIVE_UP_SECONDS = 60.0
 """How long a turn is looked for that no replica tells anything of."""
@@ -36,12 +36,13 @@ Events = AsyncGenerator[Told, None]
 
 @dataclass
 class _Reader:
-    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `replica`: who told the
-    last of it."""
+    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
+    are over; `replica`: who told the last of it."""
 
     after: str | None = None
     replica: str | None = None
     began: bool = False
+    closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
 
@@ -56,6 +57,10 @@ class _Reader:
         elif isinstance(told.event, Delta):
             self.after = told.id
             self.rounds.setdefault(told.event.choice, []).extend(told.event.rounds)
+        elif isinstance(told.event, Closed):
+            if told.event.choice in self.closed:
+                return False  # it ended before the replica that ran the others was lost
+            self.closed.add(told.event.choice)
         return True
 
     @property

@@ -29,6 +29,7 @@ from deployment.turn_stream import TurnStream
 from deployment.turn_table import TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest
+from state.errors import FormatError
 from state.session_record import TurnRecord
 
 
@@ -165,8 +166,8 @@ class TurnDesk:
         session: Session | None,
         engine_id: str | None = None,
     ) -> HeldTurn:
-        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError
-        (503) if its session is another replica's by now."""
+        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError: 503
+        if its session is another replica's by now, 400 for what no log can hold."""
         seed = seed_of(request.seed)
         turn_log: TurnLog | None = None
         if session is not None:
@@ -174,6 +175,8 @@ class TurnDesk:
                 turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
             except NotOwned as error:
                 raise session_unavailable(session.key.session, str(error)) from None
+            except FormatError as error:
+                raise invalid(f"the request cannot be kept in its session's log: {error}") from None
         submit = self._submit(request, prompt, engine_id, seed)
         return self._hold(request, prompt, session, submit, turn_log, courses_of(request.resumed))
 

@@ -41,7 +41,7 @@ from deployment.ownership.messages import (
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
 from deployment.ownership.words import Epoch, Member, SessionKey
-from state.errors import StateError
+from state.errors import FormatError, StateError
 
 TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
@@ -202,11 +202,13 @@ class OwnedSessions:
     def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
         """Sends records to all copies, in this order, and returns the sequence of the last one: see `committed`.
 
-        Raises `NotOwned`.
+        Raises `NotOwned`, `FormatError` for a record that cannot be encoded.
         """
         owned = self._mine(key)
         try:
             sends = owned.owner.append(records, time.monotonic())
+        except FormatError:
+            raise
         except StateError as error:
             raise NotOwned(str(error)) from None
         self._dispatch(owned, sends)
