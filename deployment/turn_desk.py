@@ -166,8 +166,8 @@ class TurnDesk:
         session: Session | None,
         engine_id: str | None = None,
     ) -> HeldTurn:
-        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError: 503
-        if its session is another replica's by now, 400 for what no log can hold."""
+        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
+        503 if its session is another replica's by now, 400 for what no log can hold."""
         seed = seed_of(request.seed)
         turn_log: TurnLog | None = None
         if session is not None:

@@ -54,9 +54,11 @@ class TurnStream:
 
     @property
     def weight(self) -> int:
-        """What is kept, counted in token ids and log-probabilities."""
+        """What is kept, counted in token ids, those of the prompt too, since the request is kept, and log-probabilities."""
         deltas = [told.event for told in self._told if isinstance(told.event, Delta)]
-        return sum(len(delta.token_ids) + sum(1 + len(fact.top) for fact in delta.logprobs) for delta in deltas)
+        return self.start + sum(
+            len(delta.token_ids) + sum(1 + len(fact.top) for fact in delta.logprobs) for delta in deltas
+        )
 
     def publish(self, event: TurnEvent) -> None:
         if self.over or (isinstance(event, Opened) and self._told):

@@ -17,8 +17,9 @@ from deployment.wire import TurnRequest
 KEPT_SECONDS = 24 * 3600.0
 """How long a turn that is over can be read, and its idempotency key is known (decision 21)."""
 
-KEPT_WEIGHT = 1 << 18
-"""Token ids and log-probabilities of turns that are over: some hundred bytes each. Beyond it the oldest ones go."""
+KEPT_WEIGHT = 1 << 22
+"""Token ids, of prompts too, and log-probabilities of turns that are over: some hundred bytes each at most. Beyond it
+the oldest ones go."""
 
 REPEAT_SECONDS = 600.0
 """How long after a turn a request that says it is a retry, and has no key, is taken for the same one."""
