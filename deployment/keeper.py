@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
+from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
@@ -46,10 +47,13 @@ log = logging.getLogger("ray.serve")
 class SessionKeeper:
     """All sessions that one replica owns."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, transport: Transport) -> None:
+    def __init__(
+        self, replica: str, service: EngineService, cluster: Cluster, transport: Transport, durable: DurableCopies
+    ) -> None:
         self._replica = replica
         self._service = service
         self._cluster = cluster
+        self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
         )
@@ -66,9 +70,13 @@ class SessionKeeper:
         taken over: it goes on here, or if it is over, is told here to those who have not heard its end."""
         self._resume = resume
         self._owned.start()
+        self._durable.start()
+        self._spawn(self._publish_idle())
 
     def close(self) -> None:
         self._owned.close()
+        for task in self._tasks:
+            task.cancel()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -80,13 +88,19 @@ class SessionKeeper:
     # -------------------------------------------------------------------------------------------- getting
 
     async def acquire(
-        self, key: SessionKey, believed: Placed | None, *, must_exist: bool, anew: bool = False
+        self,
+        key: SessionKey,
+        believed: Placed | None,
+        *,
+        must_exist: bool,
+        anew: bool = False,
+        accept_durable: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
-        that counts, it begins again. The Hit says where the state came from: `device` if it was here. Raises
-        `OwnedElsewhere`; RequestError: 404, 503.
+        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
+        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
@@ -95,11 +109,35 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            opened = await self._taken(key, anew)
+            try:
+                opened = await self._taken(key, anew=False)
+            except NoCopyLeft:
+                return await self._restored(key, anew, accept_durable)
             if must_exist and not _exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
             return await self._load(opened)
+
+    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+        """A session of which no copy is left that counts: from the durable tier, or by the history that its client
+        has."""
+        async with self._durable.found(key) as found:
+            usable = found is not None and (found.continues or accept_durable or anew)
+            if not usable and not anew:
+                why = "no copy of its newest state is left; send the full history"
+                older = ", or x-session-accept: durable for an older state" if found is not None else ""
+                raise session_unavailable(key.session, why + older)
+            opened = await self._taken(key, anew=True)
+            if found is None:
+                return await self._load(opened)
+            session, hit = await self._import(opened, found.document, "disk")
+            while not self._is_loaded(opened):
+                opened = await self._taken(key, anew=True)
+            session.epoch, session.created = opened.epoch, True
+            self._sessions[key] = session
+            await self.settle(session)
+            await self._durable.taken(key)
+        return session, hit
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
@@ -171,10 +209,8 @@ class SessionKeeper:
     async def _taken(self, key: SessionKey, anew: bool) -> Opened:
         try:
             return await self._owned.take(key, anew=anew)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise
-        except NoCopyLeft:
-            raise session_unavailable(key.session, "no copy of its state is left; send the full history") from None
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
@@ -183,7 +219,7 @@ class SessionKeeper:
             raise session_exists(key.session)
         try:
             opened = await self._taken(key, anew=False)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
         if _exists(opened):
             self._owned.forget(key)
@@ -366,6 +402,19 @@ class SessionKeeper:
             except (NotOwned, StateError) as error:
                 log.info("no image of session %s: %s", key, error)
 
+    def turn_began(self, session: Session) -> None:
+        self._durable.turn_began(session.key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """What the session is now goes to its copies, and becomes durable."""
+        await self.copy(session)
+        await self._durable.turn_ended(session)
+
+    async def _publish_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await self._durable.publish_idle(self.held)
+
     async def document(self, session: Session) -> np.ndarray:
         """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
         if not await self.idle(session):
@@ -453,6 +502,7 @@ class SessionKeeper:
             return  # it has been forgotten, and may be here again, as another one
         del self._sessions[session.key]
         self._owned.forget(session.key)
+        self._durable.forget(session.key)
         await self._drop(session)
 
     async def delete(self, session: Session, at: float) -> None:
@@ -467,7 +517,12 @@ class SessionKeeper:
                 # A first turn that left nothing took its session along; and somebody else may have deleted it.
                 if self._sessions.get(session.key) is session:
                     await self._bury(session.key, at)
+                    epoch = session.epoch
                     await self.forget(session)
+                    await self._durable.delete(session.key, epoch)
+            except StateError as error:
+                why = f"the durable tier did not take its end: {error}"
+                raise session_unavailable(session.key.session, why) from None
             finally:
                 session.moving = False
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployment.cluster.owned_sessions import OwnedSessions
+from deployment.durable_copies import DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
 from deployment.keeper import SessionKeeper
@@ -168,7 +169,8 @@ class Replica:
         self.name = name
         self.service = FakeService()
         self.link = InProcess(world, name, node)
-        self.keeper = SessionKeeper(name, self.service, self.link, self.link)  # pyright: ignore[reportArgumentType]
+        durable = DurableCopies("app", self.service, None, 0)  # pyright: ignore[reportArgumentType]
+        self.keeper = SessionKeeper(name, self.service, self.link, self.link, durable)  # pyright: ignore[reportArgumentType]
         self.told: list[LoggedTurn] = []
 
     @property

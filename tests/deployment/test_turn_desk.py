@@ -82,7 +82,7 @@ class Keeper:
         self.records: list[Numbered] = []
 
     async def acquire(
-        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool = False
+        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool, accept_durable: bool
     ) -> tuple[Session, str]:
         await asyncio.sleep(0)
         return self.session, "device"
@@ -101,7 +101,9 @@ class Keeper:
 
     async def committed(self, key: SessionKey, sequence: int) -> None: ...
 
-    async def copy(self, session: Session) -> None: ...
+    def turn_began(self, session: Session) -> None: ...
+
+    async def turn_ended(self, session: Session) -> None: ...
 
 
 class Prompts:
