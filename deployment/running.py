@@ -77,7 +77,7 @@ class RunningTurn:
         self._log: TurnLog = NoLog() if turn_log is None else turn_log
         self._course = Course() if course is None else course
         self._over = over
-        self._cancelled = False
+        self._cancelled = self._gone = False
         self._untold: list[Round] = []
         self._published = 0
         self._text = TurnText(service.tokenizer, prompt.opener)
@@ -122,7 +122,8 @@ class RunningTurn:
             self._elsewhere.set_result(elsewhere)
 
     def moved(self) -> None:
-        """The session has another owner: nothing that comes now may be told."""
+        """The session has another owner: nothing that comes now may be logged or told."""
+        self._gone = True
         self.go_on(elsewhere=True)
         self.cancel()
 
@@ -164,6 +165,8 @@ class RunningTurn:
         if self._course.rounds:
             submit = replace(submit, resumed=self._course.resumed)
         async for event in self._service.turn(submit):
+            if self._gone:
+                return Moved()
             match event:
                 case Started():
                     if self._cancelled:  # the engine did not know the turn when it was told

@@ -194,11 +194,10 @@ class World:
         self.stores: dict[str, Store] = {}
         self._registry = Registry(FakeValues(), "app")
         self._mail: defaultdict[str, list[Grant | Join]] = defaultdict(list)
-        for number, node in enumerate(nodes):
-            storage = FakeStorage(f"{number + 1:032x}", room)
-            self._registry.register(Member(node, storage.incarnation))
-            self.stores[node] = Store(node, storage)
+        self._arenas = 0
         self.start_directory()
+        for node in nodes:
+            self.add_store(node, room)
         self.replicas = {name: Replica(self, name, node) for name, node in zip("ab", (nodes * 2)[:2], strict=True)}
 
     def start(self) -> None:
@@ -214,6 +213,13 @@ class World:
         """Its node says that the process has ended."""
         self.replicas[name].link.dead = True
         self.directory.replica_exited(name)
+
+    def add_store(self, node: str, room: int) -> None:
+        self._arenas += 1
+        storage = FakeStorage(f"{self._arenas:032x}", room)
+        self._registry.register(Member(node, storage.incarnation))
+        self.stores[node] = Store(node, storage)
+        assert self.directory.store_here(self.stores[node].member, (), time.monotonic())
 
     def start_directory(self) -> None:
         self.directory = Directory(self._registry, UNIX, time.monotonic())

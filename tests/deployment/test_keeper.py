@@ -202,6 +202,9 @@ def test_a_session_whose_copies_are_all_gone_is_no_new_one_unless_a_full_history
         world.stores.clear()
         status, code, _ = await refused(get(world, "b"))
         assert (status, code) == (503, "session_unavailable")
+        world.add_store("z", 1 << 20)
+        session, hit = await get(world, "b", anew=True)
+        assert (hit, session.ledger) == ("none", ())
 
     run(steps)
 
