@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -47,7 +47,8 @@ class _Reader:
     heard: float = field(default_factory=time.monotonic)
 
     def take(self, told: Told) -> bool:
-        """Whether the event is to be passed on: a turn's first one comes again with every new source."""
+        """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
+        without a log all that was told before."""
         self.heard = time.monotonic()
         if isinstance(told.event, Opened):
             self.replica = told.event.replica
@@ -55,8 +56,11 @@ class _Reader:
                 return False
             self.began = True
         elif isinstance(told.event, Delta):
+            rounds = self.rounds.setdefault(told.event.choice, [])
+            if told.event.position <= _published(rounds):
+                return False  # who goes on tells what was told before
             self.after = told.id
-            self.rounds.setdefault(told.event.choice, []).extend(told.event.rounds)
+            rounds.extend(told.event.rounds)
         elif isinstance(told.event, Closed):
             if told.event.choice in self.closed:
                 return False  # it ended before the replica that ran the others was lost
@@ -131,11 +135,9 @@ class LastingStream:
     async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
-        turn = replace(turn, resumed=rounds)
-        known = sum(len(one.token_ids) for choice in rounds for one in choice)
         route = Route(_affinity(turn))
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
-            async for told in _after(events, rounds) if known else events:
+        async with aclosing(self._told(route, reader, "take_turn", replace(turn, resumed=rounds))) as events:
+            async for told in events:
                 yield told
 
     async def _told(self, route: Route, reader: _Reader, method: str, *args: object) -> Events:
@@ -179,17 +181,7 @@ class _Lost(Exception):
     """The rest of the turn is to be had elsewhere."""
 
 
-async def _after(events: Events, rounds: tuple[tuple[Round, ...], ...]) -> Events:
-    """Without what is told again of these rounds."""
-    published = {number: _published(choice) for number, choice in enumerate(rounds)}
-    async for told in events:
-        delta = told.event
-        if isinstance(delta, Delta) and delta.position <= published.get(delta.choice, 0):
-            continue
-        yield told
-
-
-def _published(rounds: tuple[Round, ...]) -> int:
+def _published(rounds: Sequence[Round]) -> int:
     """The ledger position after the last id that was published with these rounds; 0: none was."""
     if not rounds:
         return 0

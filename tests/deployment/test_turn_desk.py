@@ -82,7 +82,7 @@ class Keeper:
         self.records: list[Numbered] = []
 
     async def acquire(
-        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool, accept_durable: bool
+        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool = False, accept_durable: bool = False
     ) -> tuple[Session, str]:
         await asyncio.sleep(0)
         return self.session, "device"
