@@ -285,12 +285,8 @@ class EngineReplica:
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        if session.running is not None:
-            session.running.cancel()
-            await session.running.ended()
+        await self._keeper.delete(session, time.time())
         self._turns.forget(key)
-        if self._keeper.held(key) is session:  # a first turn that left nothing took its session along
-            await self._keeper.delete(session, time.time())
         return True
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:

@@ -107,7 +107,8 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
         now = time.monotonic()
         for message in messages:
             match message:
@@ -120,6 +121,7 @@ class DirectoryActor:
                 case Joined():
                     self._directory.joined(message, now)
         self._reconcile()
+        return True
 
     async def suspect(self, replica: str) -> bool:
         """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""
