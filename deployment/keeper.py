@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
-from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Member, SessionKey
 from deployment.session import Session
 from deployment.session_log import LoggedTurn, logged_turns
@@ -48,18 +49,22 @@ class SessionKeeper:
         self._service = service
         self._cluster = cluster
         self._owned = OwnedSessions(
-            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
-        )
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
+            offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
+        )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
         self._copying = Locks()
         self._calls = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
+        self._drain: Callable[[Drain], None] = lambda message: None
 
-    def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
-        """From the replica's event loop. `resume` is given turns that have to go on here."""
+    def start(self, resume: Callable[[Session, LoggedTurn], None], drain: Callable[[Drain], None]) -> None:
+        """From the replica's event loop. `resume` is given turns that have to go on here, `drain` the directory's word
+        that the replica is about to go."""
         self._resume = resume
+        self._drain = drain
         self._owned.start()
 
     def close(self) -> None:
@@ -67,6 +72,9 @@ class SessionKeeper:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def all(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
 
     def held(self, key: SessionKey) -> Session | None:
         """A session that this replica may commit to, as far as it knows."""
@@ -208,6 +216,8 @@ class SessionKeeper:
             unfinished = turn if turn.finished() is None else None
             self._book(session, turn)
         session.order = opened.end.sequence
+        session.image = opened.images[-1].order.sequence if opened.images else -1
+        session.arrived = time.monotonic()
         return session, hit, unfinished
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
@@ -330,6 +340,7 @@ class SessionKeeper:
             try:
                 document, frontiers = await self._export(session)
                 self._owned.publish(key, sequence, frontiers, document, sequence + 1 if since is None else since)
+                session.image = sequence
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -366,6 +377,7 @@ class SessionKeeper:
             document, frontiers = await self._export(chosen, checkpoints=False)
             try:
                 self._owned.publish(chosen.key, sequence, frontiers, document, sequence + 1)
+                chosen.image = sequence
             except (NotOwned, StateError) as error:
                 log.info("session %s keeps its image: %s", chosen.key, error)
 
@@ -381,10 +393,10 @@ class SessionKeeper:
         moved = False
         try:
             since = await running.suspend() if running is not None else None
-            if session.ledger or since is not None:
+            if since is not None or (session.ledger and self._owned.end(key) > session.image):
                 await self.copy(session, since)
-                async with asyncio.timeout(KEPT_SECONDS):
-                    await self._owned.kept(key)
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self._owned.kept(key)
             self._owned.offer(key, destination)
             moved = await self._owned.offered(key)
         except (NotOwned, StateError, EngineError, TimeoutError) as error:
@@ -397,13 +409,6 @@ class SessionKeeper:
         if moved:
             await self.forget(session)
         return moved
-
-    def told(self, message: Offer | Moved) -> None:
-        """Another replica's word."""
-        if isinstance(message, Moved):
-            self._owned.moved(message)
-        else:
-            self._spawn(self._adopted(message))
 
     async def _adopted(self, offer: Offer) -> None:
         try:

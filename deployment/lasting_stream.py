@@ -37,13 +37,20 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `replica`: who told the
-    last of it."""
+    last of it; `sent_to`: who should be asked next, by the word of the one that was asked before."""
 
     after: str | None = None
     replica: str | None = None
     began: bool = False
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
+    sent_to: NotHere | None = None
+
+    def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
+        sent, self.sent_to = self.sent_to, None
+        if sent is None or sent.owner is None:
+            return Route(affinity, owner, placement)
+        return Route(affinity, sent.owner, placement, sent.full)
 
     def take(self, told: Told) -> bool:
         """Whether the event is to be passed on: a turn's first one comes again with every new source."""
@@ -103,7 +110,7 @@ class LastingStream:
             placement = placement or await located(self._cluster, key)
             if placement is None:
                 raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
-            route = Route(str(key), placement.owner, placement)
+            route = reader.route(str(key), placement.owner, placement)
             try:
                 async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
@@ -118,7 +125,7 @@ class LastingStream:
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
-        route = Route(str(key), placement.owner if placement else None, placement)
+        route = reader.route(str(key), placement.owner if placement else None, placement)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
@@ -128,7 +135,7 @@ class LastingStream:
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
         turn = replace(turn, resumed=rounds)
         known = sum(len(one.token_ids) for choice in rounds for one in choice)
-        route = Route(_affinity(turn))
+        route = reader.route(_affinity(turn), None, None)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in _after(events, rounds) if known else events:
                 yield told
@@ -142,7 +149,10 @@ class LastingStream:
                 async for answer in answers:
                     if isinstance(answer, Elsewhere):
                         where = answer
-                    elif isinstance(answer, NotHere) or isinstance(answer.event, Moved):
+                    elif isinstance(answer, NotHere):
+                        reader.sent_to = answer
+                        raise _Lost
+                    elif isinstance(answer.event, Moved):
                         raise _Lost
                     elif reader.take(answer):
                         yield answer

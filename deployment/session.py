@@ -23,7 +23,8 @@ class Session:
     that a user wrote. `order`: the log's last record that this says.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has.
+    newest copy has. `image`: the log's record as of which the newest image is. `arrived`: when it was brought here from
+    elsewhere, on a monotonic clock.
     """
 
     key: SessionKey
@@ -39,6 +40,8 @@ class Session:
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
+    image: int = -1
+    arrived: float = float("-inf")
 
     @property
     def free(self) -> bool:

@@ -18,12 +18,14 @@ class Route:
     """First argument of every call to a replica; the SessionRouter reads it.
 
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
-    `affinity` orders the rest.
+    `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
+    on once more.
     """
 
     affinity: str
     replica: str | None = None
     placement: Placed | None = None
+    sent_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,12 @@ class ExportedSession:
 
 @dataclass(frozen=True)
 class NotHere:
-    """The replica that was asked does not hold the session. `owner`: who does, if it knows."""
+    """The replica that was asked does not hold the session, or serves nobody any more. `owner`: who does, if it knows.
+    `full`: it has no room, and the owner has."""
 
     replica: str
     owner: str | None = None
+    full: bool = False
 
 
 TurnAnswer = Told | Elsewhere | NotHere
