@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
+from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
@@ -44,10 +45,13 @@ log = logging.getLogger("ray.serve")
 class SessionKeeper:
     """All sessions that one replica owns."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, transport: Transport) -> None:
+    def __init__(
+        self, replica: str, service: EngineService, cluster: Cluster, transport: Transport, durable: DurableCopies
+    ) -> None:
         self._replica = replica
         self._service = service
         self._cluster = cluster
+        self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
             offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
@@ -66,9 +70,13 @@ class SessionKeeper:
         self._resume = resume
         self._drain = drain
         self._owned.start()
+        self._durable.start()
+        self._spawn(self._publish_idle())
 
     def close(self) -> None:
         self._owned.close()
+        for task in self._tasks:
+            task.cancel()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -83,13 +91,19 @@ class SessionKeeper:
     # -------------------------------------------------------------------------------------------- getting
 
     async def acquire(
-        self, key: SessionKey, believed: Placed | None, *, must_exist: bool, anew: bool = False
+        self,
+        key: SessionKey,
+        believed: Placed | None,
+        *,
+        must_exist: bool,
+        anew: bool = False,
+        accept_durable: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
-        that counts, it begins again. The Hit says where the state came from: `device` if it was here. Raises
-        `OwnedElsewhere`; RequestError: 404, 503.
+        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
+        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
@@ -98,7 +112,32 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            return await self._load(await self._taken(key, anew))
+            try:
+                opened = await self._taken(key, anew=False)
+            except NoCopyLeft:
+                return await self._restored(key, anew, accept_durable)
+            return await self._load(opened)
+
+    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+        """A session of which no copy is left that counts: from the durable tier, or by the history that its client
+        has."""
+        async with self._durable.found(key) as found:
+            usable = found is not None and (found.continues or accept_durable or anew)
+            if not usable and not anew:
+                why = "no copy of its newest state is left; send the full history"
+                older = ", or x-session-accept: durable for an older state" if found is not None else ""
+                raise session_unavailable(key.session, why + older)
+            opened = await self._taken(key, anew=True)
+            if found is None:
+                return await self._load(opened)
+            session, hit = await self._import(opened, found.document, "disk")
+            while not self._is_loaded(opened):
+                opened = await self._taken(key, anew=True)
+            session.epoch, session.created = opened.epoch, True
+            self._sessions[key] = session
+            await self.settle(session)
+            await self._durable.taken(key)
+        return session, hit
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
@@ -163,10 +202,8 @@ class SessionKeeper:
     async def _taken(self, key: SessionKey, anew: bool) -> Opened:
         try:
             return await self._owned.take(key, anew=anew)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise
-        except NoCopyLeft:
-            raise session_unavailable(key.session, "no copy of its state is left; send the full history") from None
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
@@ -175,7 +212,7 @@ class SessionKeeper:
             raise session_exists(key.session)
         try:
             opened = await self._taken(key, anew=False)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
         if opened.records or opened.images:
             self._owned.forget(key)
@@ -348,6 +385,19 @@ class SessionKeeper:
             except (NotOwned, StateError) as error:
                 log.info("no image of session %s: %s", key, error)
 
+    def turn_began(self, session: Session) -> None:
+        self._durable.turn_began(session.key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """What the session is now goes to its copies, and becomes durable."""
+        await self.copy(session)
+        await self._durable.turn_ended(session)
+
+    async def _publish_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await self._durable.publish_idle(self.held)
+
     async def document(self, session: Session) -> np.ndarray:
         """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
         if not await self.idle(session):
@@ -428,11 +478,16 @@ class SessionKeeper:
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             self._owned.forget(session.key)
+            self._durable.forget(session.key)
         await self._service.call(Drop(self._call(), session.engine_id))
 
     async def delete(self, session: Session, at: float) -> None:
         """All copies have its tombstone when this returns. `at`: seconds since 1970. RequestError (503)."""
         await self.write(session.key, [Deleted(NOTHING, at)])
+        try:
+            await self._durable.delete(session.key, session.epoch)
+        except StateError as error:
+            raise session_unavailable(session.key.session, f"the durable tier did not take its end: {error}") from None
         await self.forget(session)
 
     async def abandon(self, session: Session) -> None:

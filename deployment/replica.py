@@ -20,6 +20,7 @@ from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
 from deployment.draining import Drainer
+from deployment.durable_copies import DurableCopies
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Fork, Inspect
@@ -46,6 +47,7 @@ from deployment.wire import (
     SessionInfo,
     Told,
     TurnAnswer,
+    TurnEvent,
     TurnRequest,
 )
 
@@ -54,8 +56,6 @@ STORE_SECONDS = 60.0
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
-
-FULL = (engine_errors.OVERLOADED, engine_errors.QUEUE_TIMEOUT)
 
 log = logging.getLogger("ray.serve")
 
@@ -95,6 +95,12 @@ async def _events(turn: HeldTurn, after: EventId | None) -> AsyncGenerator[TurnA
         yield Told("", error.refused)
 
 
+def _is_full(event: TurnEvent) -> bool:
+    """Whether a turn was refused for want of room. Where a limit of its own was in the way, the refusal names it."""
+    full = (engine_errors.OVERLOADED, engine_errors.QUEUE_TIMEOUT)
+    return isinstance(event, Refused) and event.code in full and event.param is None
+
+
 class EngineReplica:
     """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
 
@@ -108,7 +114,8 @@ class EngineReplica:
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
-        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport)
+        durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
+        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport, durable)
         self._drainer = Drainer(self._keeper)
         self._lanes = args.lanes
         self._desk = TurnDesk(
@@ -162,7 +169,7 @@ class EngineReplica:
         self._start()
         async with aclosing(_told(lambda: self._take(route, request), None)) as answers:
             async for answer in answers:
-                full = isinstance(answer, Told) and isinstance(answer.event, Refused) and answer.event.code in FULL
+                full = isinstance(answer, Told) and _is_full(answer.event)
                 yield (await self._make_way(route, request) or answer) if full else answer
 
     async def _take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere | NotHere:

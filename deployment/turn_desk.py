@@ -126,7 +126,11 @@ class TurnDesk:
         must_exist = request.must_exist or request.mode == "append"
         while True:
             session, _ = await self._keeper.acquire(
-                request.key, route.placement, must_exist=must_exist, anew=request.mode == "history"
+                request.key,
+                route.placement,
+                must_exist=must_exist,
+                anew=request.mode == "history",
+                accept_durable=request.accept_durable,
             )
             if (held := self._table.find(request.turn, request.key)) is not None:
                 return held
@@ -205,6 +209,7 @@ class TurnDesk:
         )  # fmt: skip
         if session is not None:
             session.running = held
+            self._keeper.turn_began(session)
         self._table.add(held)
         return held
 

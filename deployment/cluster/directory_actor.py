@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from deployment.cluster.fleet import Fleet, Load
-from deployment.cluster.names import GcsValues, remove_other_versions
+from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, ServeReplica, serve_replicas
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
@@ -51,6 +51,7 @@ MAIL_SECONDS = 1.0
 
 PROBE_SECONDS = 2.0
 SCAN_SECONDS = 5.0
+SWEEP_SECONDS = 3600.0
 
 Mail = Grant | Join | Offer | Moved | Drain
 
@@ -81,7 +82,7 @@ class DirectoryActor:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
         self._app = app
         self._durable = durable
-        self._directory = Directory(Registry(GcsValues(), app), time.time(), time.monotonic())
+        self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
         self._replicas: dict[str, Replica] = {}
         self._fleet = Fleet()
         self._stopping: set[str] = set()
@@ -188,15 +189,22 @@ class DirectoryActor:
             self._looking = asyncio.create_task(self._keep_looking_at_serve())
 
     async def _scan_durable(self) -> None:
-        ids: list[tuple[SessionKey, Order]] = []
-        while self._durable is not None:
+        """Which sessions the durable tier has, once; and now and then what nothing needs there any more goes."""
+        ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
+        while ids is None:
             try:
-                ids = await asyncio.to_thread(_durable_sessions, self._durable)
-                break
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
             except StateError as error:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
         self._directory.durable_ids(ids)
+        while self._durable is not None:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                log.info("the durable tier was swept: %s", swept)
+            except StateError as error:
+                log.warning("the durable tier could not be swept: %s", error)
 
     async def _keep_watching(self) -> None:
         while True:
@@ -258,5 +266,9 @@ class DirectoryActor:
 
 
 def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
-    tier = DurableTier(open_store(place), 0, lambda document: None)
-    return [(publication.key, publication.order) for publication in tier.sessions()]
+    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+
+
+def _tier(place: str) -> DurableTier:
+    """For reading names and sweeping: nothing is published with it."""
+    return DurableTier(open_store(place), 0, lambda document: None)

@@ -24,8 +24,9 @@ def store_name(app: str, node: str) -> str:
     return f"{_prefix(app)}host-store/{node}"
 
 
-def arena_application(app: str) -> str:
-    """Whose a node's arena is: one that another version still writes is no other's to attach."""
+def versioned(app: str) -> str:
+    """Whose arenas and registry entries are: what another version still writes is not this one's to attach or to wait
+    for. To a new version the cluster is a new one."""
     return f"{app}/v{PROTOCOL}"
 
 
@@ -61,7 +62,7 @@ def _end(names: list[str]) -> int:
 
 
 def _prefix(app: str) -> str:
-    return f"{app}/v{PROTOCOL}/"
+    return f"{versioned(app)}/"
 
 
 class GcsValues:
