@@ -34,7 +34,8 @@ def build(args: AppArgs) -> serve.Application:
         # Turns queue in the engine, which knows its lanes; Serve should not hold any back.
         max_ongoing_requests=1024,
         request_router_config=RequestRouterConfig(
-            request_router_class="deployment.router:SessionRouter"  # pyright: ignore[reportArgumentType]
+            request_router_class="deployment.router:SessionRouter",  # pyright: ignore[reportArgumentType]
+            request_routing_stats_period_s=1,
         ),
         health_check_period_s=1 if args.device == "cpu" else 5,
         health_check_timeout_s=30,

@@ -50,7 +50,7 @@ class _Reader:
         sent, self.sent_to = self.sent_to, None
         if sent is None or sent.owner is None:
             return Route(affinity, owner, placement)
-        return Route(affinity, sent.owner, placement, sent.full)
+        return Route(affinity, sent.owner, placement, sent_on=sent.full)
 
     def take(self, told: Told) -> bool:
         """Whether the event is to be passed on: a turn's first one comes again with every new source."""
@@ -135,7 +135,7 @@ class LastingStream:
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
         turn = replace(turn, resumed=rounds)
         known = sum(len(one.token_ids) for choice in rounds for one in choice)
-        route = reader.route(_affinity(turn), None, None)
+        route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in _after(events, rounds) if known else events:
                 yield told

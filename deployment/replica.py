@@ -32,6 +32,7 @@ from deployment.keeper import SessionKeeper
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
+from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
 from deployment.turn_desk import TurnDesk
@@ -160,6 +161,10 @@ class EngineReplica:
     def _load(self) -> Load:
         wanted = self._turns.lanes_wanted
         return Load(max(0, self._lanes - wanted), max(0, wanted - self._lanes))
+
+    async def record_routing_stats(self) -> dict[str, int]:
+        """For the routers, which Serve gives it to."""
+        return {LANES_FREE: self._load().lanes_free}
 
     # ------------------------------------------------------------------------------------------------ turns
 

@@ -19,13 +19,14 @@ class Route:
 
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
     `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
-    on once more.
+    on once more. `firm`: what the affinity leads to is there already, however full the replica is.
     """
 
     affinity: str
     replica: str | None = None
     placement: Placed | None = None
     sent_on: bool = False
+    firm: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from deployment.cluster.names import NAMESPACE, GcsValues, versioned, directory_name, named_actor, store_name
+from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.store import KnownTurn, Store

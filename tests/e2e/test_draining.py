@@ -1,4 +1,4 @@
-"""Replicas and nodes that go because somebody wants them to: no stream loses or repeats a token, no session its state."""
+"""Replicas and nodes that go because somebody wants it: no stream loses or repeats a token, no session its state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,12 @@ import pytest
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployment.cluster.names import remove
-from deployment.event_ids import digest_of, parse_event_id
+from deployment.event_ids import parse_event_id
 from tests.e2e.cluster import FACT, QUESTION, chat, turn
 
 APP = "draining"
@@ -48,7 +52,6 @@ class Deployed:
             self._port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
-        self.lanes = 4
 
     def deploy(self, *, lanes: int, replicas: int) -> None:
         """Returns when the application is as wanted, though the replicas that are not may still be there."""
@@ -58,6 +61,7 @@ class Deployed:
             "import_path": "deployment.app:build",
             "args": {
                 "lanes": lanes,
+                "queue_turns": 1,
                 "num_cpus": 0.6,
                 "stream_grace_seconds": 1,
                 "detach_seconds": 60,
@@ -70,19 +74,23 @@ class Deployed:
             "http_options": {"host": "127.0.0.1", "port": self._port},
             "applications": [application],
         }
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
+        serve_client: Any = _get_global_client()
+        serve_client.deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
 
     def replicas(self) -> dict[str, str]:
-        """Those that are to stay, and their nodes."""
-        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        details = ray.get(controller.get_serve_instance_details.remote())
+        """All engine replicas that have not ended, and their nodes."""
+        controller: Any = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        details: Any = ray.get(controller.get_serve_instance_details.remote())
         listed = details["applications"][APP]["deployments"]["EngineReplica"]["replicas"]
-        return {entry["replica_id"]: entry["node_id"] for entry in listed if str(entry["state"].value) == "RUNNING"}
+        return {entry["replica_id"]: entry["node_id"] for entry in listed}
 
-    def all_replicas(self) -> set[str]:
-        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        details = ray.get(controller.get_serve_instance_details.remote())
-        return {r["replica_id"] for r in details["applications"][APP]["deployments"]["EngineReplica"]["replicas"]}
+    def drain(self, node: str) -> None:
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self._cluster.address),
+            *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+            *("--reason-message", "for a test", "--deadline-remaining-seconds", "300"),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
 
     def shut_down(self) -> None:
         serve.shutdown()
@@ -99,7 +107,7 @@ def deployed() -> Iterator[Deployed]:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         deployed = Deployed()
         try:
-            deployed.deploy(lanes=4, replicas=2)
+            deployed.deploy(lanes=2, replicas=2)
             yield deployed
         finally:
             deployed.shut_down()
@@ -204,20 +212,68 @@ def begun(readers: list[Reader]) -> None:
     wait_for(lambda: all(len(reader.ids) > 3 or reader.flaw for reader in readers), "all answers have begun")
 
 
+def idle_sessions(client: httpx.Client) -> list[str]:
+    names = [f"idle-{number}" for number in range(3)]
+    for name in names:
+        chat(client, [FACT], name)
+    return names
+
+
+def check_idle(client: httpx.Client, names: list[str], gone: Collection[str]) -> None:
+    for name in names:
+        answer = turn(client, name, QUESTION)
+        assert answer["session"]["hit"] != "none" and answer["session"]["reused"] > 0
+        assert answer["meta_info"]["replica"] not in gone
+
+
+def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Deployed, client: httpx.Client):
+    by_replica: dict[str, list[str]] = defaultdict(list)
+    while max(map(len, by_replica.values()), default=0) < 4:
+        name = f"full-{sum(map(len, by_replica.values()))}"
+        by_replica[chat(client, [FACT], name, max_tokens=8)["meta_info"]["replica"]].append(name)
+    full, (asked, *others) = max(by_replica.items(), key=lambda entry: len(entry[1]))
+    readers, threads = read_all(client, others)
+
+    def running() -> int:
+        return next(entry["running"] for entry in client.get("/v1/replicas").json()["data"] if entry["id"] == full)
+
+    wait_for(lambda: running() == 3, "two lanes are taken, and one turn waits, which is all that may")
+    answer = turn(client, asked, QUESTION)
+    assert answer["meta_info"]["replica"] != full and answer["session"]["hit"] in ("host", "peer")
+    check(client, readers, threads)
+
+
 def test_a_changed_config_replaces_replicas_and_ingress_under_streams(deployed: Deployed, client: httpx.Client):
-    for number in range(3):
-        chat(client, [FACT], f"idle-{number}")
+    idle = idle_sessions(client)
     old = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    began = time.monotonic()
     deployed.deploy(lanes=3, replicas=2)
-    print(f"deployed after {time.monotonic() - began:.1f} s")
     check(client, readers, threads)
-    print(f"streams over after {time.monotonic() - began:.1f} s", [(r.resumed, r.replicas) for r in readers])
-    wait_for(lambda: not deployed.all_replicas() & set(old), "the old replicas are gone")
-    print(f"old ones gone after {time.monotonic() - began:.1f} s")
     assert sum(reader.resumed for reader in readers) >= 1, "the ingress was replaced while they read"
-    for number in range(3):
-        answer = turn(client, f"idle-{number}", QUESTION)
-        assert answer["session"]["hit"] != "none" and answer["meta_info"]["replica"] not in old
+    wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
+    check_idle(client, idle, old)
+
+
+def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client: httpx.Client):
+    idle = idle_sessions(client)
+    before = deployed.replicas()
+    readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
+    begun(readers)
+    deployed.deploy(lanes=3, replicas=1)
+    check(client, readers, threads)
+    assert not any(reader.resumed for reader in readers), "nothing but the number has changed"
+    wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
+    check_idle(client, idle, set(before) - set(deployed.replicas()))
+
+
+def test_a_drained_node_gives_its_sessions_away_before_it_goes(deployed: Deployed, client: httpx.Client):
+    idle = idle_sessions(client)
+    before = deployed.replicas()
+    readers, threads = read_all(client, ["long"])
+    begun(readers)
+    for node in before.values():
+        deployed.drain(node)
+    wait_for(lambda: not set(deployed.replicas()) & set(before), "the node's replica was replaced")
+    check(client, readers, threads)
+    check_idle(client, idle, before)

@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployment.cluster.names import versioned, remove
+from deployment.cluster.names import remove, versioned
 from deployment.cluster.transport import start_directory
 from deployment.ownership.words import SessionKey
 from state.arena_file import arena_path
