@@ -58,9 +58,10 @@ class Links:
             self._waiting[member].since = now
 
     def repeat(self, now: float) -> list[Send]:
+        """A store that fetches an image answers only who asks again."""
         sends: list[Send] = []
         for member, waiting in self._waiting.items():
-            if now - waiting.sent >= (BRING_SECONDS if isinstance(waiting.message, Bring) else REPEAT_SECONDS):
+            if now - waiting.sent >= REPEAT_SECONDS:
                 waiting.sent = now
                 sends.append(Send(member, waiting.message))
         return sends
