@@ -30,14 +30,14 @@ async def chunks(
     the last event of the stream, since the status line has been sent."""
     opened = shown.answer.opened
     closed: list[Closed] = []
-    last = ""
+    last = str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None))
     async with aclosing(events):
         if from_start:
             for choice, document in enumerate(shown.first()):
                 named = choice if opened.choices > 1 else None
                 yield event(document, str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))
         async for told in events:
-            last = told.id
+            last = told.id or last  # a refusal by the ingress itself leads to no place
             match told.event:
                 case Delta() as delta:
                     document = shown.delta(delta)
@@ -47,7 +47,7 @@ async def chunks(
                     closed.append(one)
                     yield event(shown.last(one), told.id)
                 case Refused() as refused:
-                    yield event(refused.body, told.id)
+                    yield event(refused.body, last)
                     return
         if with_usage:
             yield event(shown.usage_chunk(closed), last)
