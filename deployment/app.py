@@ -11,8 +11,13 @@ from deployment.settings import AppArgs
 
 def build(args: AppArgs) -> serve.Application:
     """One ingress in front of `args.replicas` engines."""
+    return application(args, EngineReplica)
+
+
+def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Application:
+    """The same with replicas of this class."""
     engines = serve.deployment(
-        EngineReplica,
+        replica,
         name="EngineReplica",
         num_replicas=args.replicas,
         ray_actor_options=args.ray_actor_options,
