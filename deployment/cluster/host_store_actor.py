@@ -76,6 +76,8 @@ class HostStoreActor:
         # A copy: what Ray still sends must not be a view of what the arena may free.
         return frontiers, len(document), np.frombuffer(document[offset : offset + PART_BYTES], np.uint8).copy()
 
+    # An actor that was started again may not find itself under its new address at once.
+    @ray.method(max_task_retries=-1)
     async def beat(self) -> None:
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_beating())
