@@ -106,9 +106,7 @@ class Faults:
             return
         began = time.monotonic()
         with contextlib.suppress(httpx.TransportError):
-            response = httpx.post(
-                f"{self.nodes.url}/v1/sessions/{session}/migrate", headers=talk.headers, timeout=40
-            )
+            response = httpx.post(f"{self.nodes.url}/v1/sessions/{session}/migrate", headers=talk.headers, timeout=40)
             if response.status_code == 200:
                 self.moves.append(Move(talk.key, session, began, time.monotonic()))
             else:
@@ -188,5 +186,3 @@ class Faults:
             if sum(len(answer.events) > 2 for answer in answers) >= 2:
                 return
             time.sleep(0.05)
-
-

@@ -132,5 +132,3 @@ def until(holds: Any, what: str, seconds: float = READY_SECONDS) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not so within {seconds:.0f} s")
         time.sleep(0.2)
-
-

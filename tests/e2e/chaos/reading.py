@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +71,7 @@ class Answer:
         return self.end.position - self.start
 
 
-def take(
-    client: httpx.Client, path: str, session: str, body: dict[str, Any], key: str | None, answer: Answer
-) -> None:
+def take(client: httpx.Client, path: str, session: str, body: dict[str, Any], key: str | None, answer: Answer) -> None:
     """Takes a turn, whatever it takes. `key`: its idempotency key; without one a retry is marked as one. `answer` is
     filled while it comes."""
     headers = {"idempotency-key": key} if key else {}
@@ -177,5 +174,3 @@ def asked(client: httpx.Client, method: str, path: str, *, known: tuple[str, ...
         if time.monotonic() > deadline:
             raise Unanswered(f"{method} {path}: {what}", "no_answer")
         time.sleep(AGAIN_SECONDS)
-
-

@@ -112,9 +112,7 @@ class Workload:
         talk.sessions.append(child)
         histories[step.branch] = list(histories[step.parent])
 
-    def _turn(
-        self, client: httpx.Client, talk: Talk, number: int, step: Step, history: list[dict[str, str]]
-    ) -> Taken:
+    def _turn(self, client: httpx.Client, talk: Talk, number: int, step: Step, history: list[dict[str, str]]) -> Taken:
         session = talk.conversation.session(step.branch)
         message = {"role": "user", "content": step.message}
         messages = [*history, message] if step.kind == "chat" else [message]
