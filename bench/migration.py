@@ -7,7 +7,8 @@
 demo     a turn of the demo model with DFlash2 that moves back and forth between two engines while it decodes: the gap
          between its last round here and its first one there, less the median gap of its rounds, beside the bytes
 
-Seconds are medians of a few runs on one thread.
+Seconds are medians of a few runs on one thread; `longest` is the longest of the demo's pauses, `calls` what its two
+engines took from the suspension to the resumed turn's arrival.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from state.geometry import pages_for
 from state.memory import StateMemory
 
 Row = dict[str, Any]
-RUNS = 5
+RUNS, MOVES = 5, 9
 FRONTIER = 1000
-PROMPT, ANSWER, ROUNDS_BETWEEN = 512, 320, 4
+PROMPT, ANSWER, ROUNDS_BETWEEN = 512, 480, 3
 
 
 @dataclass(frozen=True)
@@ -199,13 +200,15 @@ def move_of_the_demo(
     here.engine.execute(submit)
     told: list[tuple[float, Round]] = []
     gaps: list[float] = []
+    calls: list[float] = []
     ahead = left = 0
-    for number in range(RUNS):
+    for number in range(MOVES):
         migration = f"m{number}"
         here.decode(ROUNDS_BETWEEN)
         sent = pages_ahead(here, there, migration) if way.ahead else {}
         told += here.rounds()
         here.events.clear()
+        began = time.perf_counter()
         here.engine.execute(Suspend("x", "t"))
         exported = here.call(Export("e", "s", without=frozenset(sent), hashed=way.hashed))
         there.call(StageSegments("g", migration, exported.segments, way.hashed))
@@ -214,6 +217,7 @@ def move_of_the_demo(
         accepted = tuple(event.accepted for _, event in told if event.accepted is not None)
         there.events.clear()
         there.engine.execute(replace(submit, resumed=Resumed(ids, accepted)))
+        calls.append(time.perf_counter() - began)
         there.decode(1)
         gaps.append(there.rounds()[0][0] - told[-1][0])
         ahead, left = sum(sent.values()), sum(len(segment.data) for segment in exported.segments)
@@ -223,7 +227,9 @@ def move_of_the_demo(
     here.decode(ANSWER)
     told += here.rounds()
     assert tuple(token for _, event in told for token in event.token_ids) == expected, "a move changed the answer"
-    seconds = {"pause": statistics.median(gaps) - usual, "longest": max(gaps) - usual, "round": usual}
+    pauses = [gap - usual for gap in gaps]
+    seconds = {"calls": statistics.median(calls), "pause": statistics.median(pauses), "longest": max(pauses)}
+    seconds["round"] = usual
     return {"what": f"demo, {way}", "ahead_bytes": ahead, "pause_bytes": left, "seconds": seconds}
 
 

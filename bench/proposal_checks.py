@@ -159,7 +159,8 @@ def check_convolution(drafter: Drafter, batch: int, width: int, errors: Errors) 
     x, z = (noise(batch, width, drafter.config.hidden_size) for _ in range(2))
 
     def prepare() -> tuple[torch.Tensor, torch.Tensor]:
-        return grouped_convolution.prepare(x, layer.input_norm, convolution.base, convolution.projection, eps)
+        residual = grouped_convolution.enter(x, layer.input_norm)
+        return grouped_convolution.prepare(residual, convolution.base, convolution.projection, eps)
 
     prepared, delta = cloned(prepare())
     errors.same("conv_prepare", (prepared, delta), replayed(prepare))
@@ -169,7 +170,7 @@ def check_convolution(drafter: Drafter, batch: int, width: int, errors: Errors) 
     errors.add("conv_prepare", norm_error(delta, expected[:, :, 1]))
 
     def finish() -> torch.Tensor:
-        return grouped_convolution.finish(x, z, convolution.base, delta)
+        return grouped_convolution.finish(x, z, convolution.base, delta, layer.post_norm).x
 
     out = finish().clone()
     errors.same("conv_finish", out, replayed(finish))

@@ -149,29 +149,29 @@ def convolution_works(drafter: Drafter, batch: int, width: int) -> Iterator[Work
     copies = [(norm, conv.base, conv.projection) for norm, conv in pairs if conv is not None]
     copies += [(norm.clone(), base.clone(), projection.clone()) for norm, base, projection in copies]
     x, z = noise(batch, width, h), noise(batch, width, h)
-    prepare = grouped_convolution.prepare
-    plain = grouped_convolution.prepare_reference
-    _, delta = prepare(x, *copies[0], eps)
-    size = copies[0][2].nbytes + copies[0][1].nbytes // 2 + 2 * x.nbytes + delta.nbytes
+    convolution = grouped_convolution
+    branches = [(convolution.enter(x, norm), base, projection) for norm, base, projection in copies]
+    _, delta = convolution.prepare(*branches[0], eps)
+    size = copies[0][2].nbytes + copies[0][1].nbytes // 2 + 3 * x.nbytes + delta.nbytes
     yield Work(
         "conv_prepare",
         batch,
         width,
         0,
-        [lambda c=c: prepare(x, *c, eps) for c in copies],
-        [lambda c=c: plain(x, *c, eps) for c in copies],
+        [lambda b=b: convolution.prepare(*b, eps) for b in branches],
+        [lambda b=b: convolution.prepare_reference(*b, eps) for b in branches],
         size,
     )
-    base = copies[0][1]
-    size = 3 * x.nbytes + delta.nbytes + base.nbytes // 2
-    inputs = [(x.clone(), z.clone(), base, delta.clone()) for _ in range(min(sets(size), 64))]
+    norm, base = copies[0][:2]
+    size = 4 * x.nbytes + delta.nbytes + base.nbytes // 2
+    inputs = [(x.clone(), z.clone(), base, delta.clone(), norm) for _ in range(min(sets(size), 64))]
     yield Work(
         "conv_finish",
         batch,
         width,
         0,
-        [lambda i=i: grouped_convolution.finish(*i) for i in inputs],
-        [lambda i=i: grouped_convolution.finish_reference(*i) for i in inputs],
+        [lambda i=i: convolution.finish(*i) for i in inputs],
+        [lambda i=i: convolution.finish_reference(*i) for i in inputs],
         size,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import cached_property
 from typing import Protocol
 
 from deployment.event_ids import EventId
@@ -45,7 +46,6 @@ class HeldTurn:
     def __init__(self, request: TurnRequest, stream: TurnStream, linger: float, later: Later) -> None:
         self.id = request.turn
         self.request = request
-        self.sha256 = request_sha256(request)
         self.stream = stream
         self.abandoned = False
         self.ended_at: float | None = None
@@ -54,6 +54,11 @@ class HeldTurn:
         self._choices: list[Choice] = []
         self._readers = 0
         self._timer: Timer | None = None
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """Tells a repeated request from another one. A long body takes its time, and few are asked for again."""
+        return request_sha256(self.request)
 
     def run(self, choices: Iterable[Choice]) -> None:
         """Who asked for the turn reads it by now, or has `linger` seconds for it."""

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
+from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
@@ -43,10 +44,13 @@ log = logging.getLogger("ray.serve")
 class SessionKeeper:
     """All sessions that one replica owns."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, transport: Transport) -> None:
+    def __init__(
+        self, replica: str, service: EngineService, cluster: Cluster, transport: Transport, durable: DurableCopies
+    ) -> None:
         self._replica = replica
         self._service = service
         self._cluster = cluster
+        self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
         )
@@ -61,9 +65,13 @@ class SessionKeeper:
         """From the replica's event loop. `resume` is given turns that have to go on here."""
         self._resume = resume
         self._owned.start()
+        self._durable.start()
+        self._spawn(self._publish_idle())
 
     def close(self) -> None:
         self._owned.close()
+        for task in self._tasks:
+            task.cancel()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -75,13 +83,19 @@ class SessionKeeper:
     # -------------------------------------------------------------------------------------------- getting
 
     async def acquire(
-        self, key: SessionKey, believed: Placed | None, *, must_exist: bool, anew: bool = False
+        self,
+        key: SessionKey,
+        believed: Placed | None,
+        *,
+        must_exist: bool,
+        anew: bool = False,
+        accept_durable: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
-        that counts, it begins again. The Hit says where the state came from: `device` if it was here. Raises
-        `OwnedElsewhere`; RequestError: 404, 503.
+        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
+        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
@@ -90,14 +104,38 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            return await self._rebuilt(await self._taken(key, anew))
+            try:
+                opened = await self._taken(key, anew=False)
+            except NoCopyLeft:
+                return await self._restored(key, anew, accept_durable)
+            return await self._load(opened)
+
+    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+        """A session of which no copy is left that counts: from the durable tier, or by the history that its client
+        has."""
+        async with self._durable.found(key) as found:
+            usable = found is not None and (found.continues or accept_durable or anew)
+            if not usable and not anew:
+                why = "no copy of its newest state is left; send the full history"
+                older = ", or x-session-accept: durable for an older state" if found is not None else ""
+                raise session_unavailable(key.session, why + older)
+            opened = await self._taken(key, anew=True)
+            if found is None:
+                return await self._load(opened)
+            session, hit = await self._import(opened, found.document, "disk")
+            while not self._is_loaded(opened):
+                opened = await self._taken(key, anew=True)
+            session.epoch, session.created = opened.epoch, True
+            self._sessions[key] = session
+            await self.settle(session)
+            await self._durable.taken(key)
+        return session, hit
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
         async with self._getting.of(offer.key):
             if self.held(offer.key) is None:
-                opened = await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source)
-                await self._rebuilt(opened)
+                await self._load(await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source))
 
     async def located(self, key: SessionKey) -> Placed | None:
         """Where the session is; None: there is none. RequestError (503) while nobody can say."""
@@ -156,10 +194,8 @@ class SessionKeeper:
     async def _taken(self, key: SessionKey, anew: bool) -> Opened:
         try:
             return await self._owned.take(key, anew=anew)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise
-        except NoCopyLeft:
-            raise session_unavailable(key.session, "no copy of its state is left; send the full history") from None
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
@@ -168,17 +204,37 @@ class SessionKeeper:
             raise session_exists(key.session)
         try:
             opened = await self._taken(key, anew=False)
-        except OwnedElsewhere:
+        except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
         if opened.records or opened.images:
             self._owned.forget(key)
             raise session_exists(key.session)
+        while not self._is_loaded(opened):
+            opened = await self._taken(key, anew=False)
         return opened
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
-    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit]:
-        key = opened.key
+    async def _load(self, opened: Opened) -> tuple[Session, Hit]:
+        """The session as its copies say it, and the right to append to it."""
+        session, hit, unfinished = await self._rebuilt(opened)
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
+            session, hit, unfinished = await self._rebuilt(opened)
+        self._sessions[opened.key] = session
+        if unfinished is not None and self._resume is not None:
+            log.info("turn %s of session %s goes on here", unfinished.began.turn, opened.key)
+            self._resume(session, unfinished)
+        return session, hit
+
+    def _is_loaded(self, opened: Opened) -> bool:
+        try:
+            return self._owned.loaded(opened)
+        except NotOwned as error:
+            raise session_unavailable(opened.key.session, str(error)) from None
+
+    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, LoggedTurn | None]:
+        """The last: a turn that goes on."""
         session, hit = await self._newest_image(opened)
         session.created = bool(opened.records or opened.images)
         booked = {turn.id for turn in session.turns}
@@ -189,11 +245,7 @@ class SessionKeeper:
             unfinished = turn if turn.finished() is None else None
             self._book(session, turn)
         session.order = opened.end.sequence
-        self._sessions[key] = session
-        if unfinished is not None and self._resume is not None:
-            log.info("turn %s of session %s goes on here", unfinished.began.turn, key)
-            self._resume(session, unfinished)
-        return session, hit
+        return session, hit, unfinished
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
@@ -322,6 +374,19 @@ class SessionKeeper:
             except (NotOwned, StateError) as error:
                 log.info("no image of session %s: %s", key, error)
 
+    def turn_began(self, session: Session) -> None:
+        self._durable.turn_began(session.key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """What the session is now goes to its copies, and becomes durable."""
+        await self.copy(session)
+        await self._durable.turn_ended(session)
+
+    async def _publish_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await self._durable.publish_idle(self.held)
+
     async def document(self, session: Session) -> np.ndarray:
         """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
         if not await self.idle(session):
@@ -408,11 +473,16 @@ class SessionKeeper:
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             self._owned.forget(session.key)
+            self._durable.forget(session.key)
         await self._service.call(Drop(self._call(), session.engine_id))
 
     async def delete(self, session: Session, at: float) -> None:
         """All copies have its tombstone when this returns. `at`: seconds since 1970. RequestError (503)."""
         await self.write(session.key, [Deleted(NOTHING, at)])
+        try:
+            await self._durable.delete(session.key, session.epoch)
+        except StateError as error:
+            raise session_unavailable(session.key.session, f"the durable tier did not take its end: {error}") from None
         await self.forget(session)
 
     async def abandon(self, session: Session) -> None:
@@ -423,19 +493,30 @@ class SessionKeeper:
             log.info("session %s was not taken back: %s", session.key, error)
 
     def _reopened(self, opened: Opened) -> None:
-        """The same owner under a new epoch, as when another store has joined."""
+        """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
+        copies say."""
         session = self._sessions.get(opened.key)
         if session is not None and opened.continues:
             session.epoch = opened.epoch
+        elif session is not None:
+            self._lose(session)
 
     def _fenced(self, key: SessionKey) -> None:
         """Another replica is the owner now."""
         session = self._sessions.get(key)
         if session is not None and not session.moving:
             log.warning("session %s has another owner now", key)
-            if session.running is not None:
-                session.running.moved()
-            self._spawn(self.forget(session))
+            self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        """What is here of a session is not what counts any more."""
+        del self._sessions[session.key]
+        if session.running is not None:
+            session.running.moved()
+        self._spawn(self._drop(session))
+
+    async def _drop(self, session: Session) -> None:
+        await self._service.call(Drop(self._call(), session.engine_id))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -18,6 +18,7 @@ from ray import serve
 
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
+from deployment.durable_copies import DurableCopies
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Fork, Inspect
@@ -102,7 +103,8 @@ class EngineReplica:
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
         transport = RayTransport(self._cluster, context.app_name, self._id, self._tell_peer)
-        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport)
+        durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
+        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport, durable)
         self._turns = TurnTable()
         self._desk = TurnDesk(
             self._id,

@@ -61,7 +61,7 @@ class Asking:
     """Who asks for a turn, and how, by the request's headers and the fields that do not change the text.
 
     `must_exist`: an unknown session is refused instead of made. `idempotency_key`, `repeated`: decision 21. `hint`:
-    decision 19; an explicit session needs none.
+    decision 19; an explicit session needs none. `accept_durable`: an older state will do, if the newest is lost.
     """
 
     tenant: str
@@ -70,6 +70,7 @@ class Asking:
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None
+    accept_durable: bool = False
 
 
 def asking_of(request: Request, document: Any, key: SessionKey | None = None) -> Asking:
@@ -81,7 +82,10 @@ def asking_of(request: Request, document: Any, key: SessionKey | None = None) ->
         key = None if name is None else SessionKey(tenant, session_name(name, "x-session-id"))
         must_exist = _required(headers.get("x-session-require"), key)
     hint = hint_of(headers, document) if key is None and isinstance(document, dict) else None
-    return Asking(tenant, key, must_exist, _idempotency_key(headers), _repeated(headers), hint)
+    accepted = headers.get("x-session-accept")
+    if accepted not in (None, "durable"):
+        raise invalid(f"x-session-accept: must be 'durable', got {accepted!r}", "x-session-accept")
+    return Asking(tenant, key, must_exist, _idempotency_key(headers), _repeated(headers), hint, accepted is not None)
 
 
 def _required(value: str | None, key: SessionKey | None) -> bool:
@@ -144,6 +148,7 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         tenant=asking.tenant,
         key=asking.key,
         must_exist=asking.must_exist,
+        accept_durable=asking.accept_durable,
         idempotency_key=asking.idempotency_key,
         repeated=asking.repeated,
         hint=asking.hint,

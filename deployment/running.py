@@ -250,7 +250,7 @@ class RunningTurn:
             await self._start_copy
         if ended.token_ids or ended.hidden_ids:
             self._commit(session, ended)
-            await self._keeper.copy(session)
+            await self._keeper.turn_ended(session)
         elif not session.turns and not session.created:
             await self._keeper.abandon(session)
 

@@ -29,6 +29,7 @@ from deployment.turn_stream import TurnStream
 from deployment.turn_table import TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest
+from state.session_record import TurnRecord
 
 
 class TurnDesk:
@@ -62,12 +63,15 @@ class TurnDesk:
         name = request.idempotency_key or request.key
         # Two of the same key must not both find that there is no such turn yet.
         async with self._beginning.of((request.tenant, name)) if name else contextlib.nullcontext():
-            return self._table.repeated(request) or await self._begin(route, request)
+            known = self._table.repeated(request)
+            if known is not None and self._is_its_sessions(known):
+                return known
+            return await self._begin(route, request)
 
     async def find(self, route: Route, key: SessionKey, turn: str) -> HeldTurn | Elsewhere:
         """A session's turn. RequestError: 404, or 410 if only its record is left."""
         held = self._table.find(turn, key)
-        if held is not None:
+        if held is not None and self._is_its_sessions(held):
             return held
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         held = self._table.find(turn, key)  # a session that was taken over just now brings its running turn along
@@ -77,21 +81,35 @@ class TurnDesk:
         if record is None:
             message = f"session {key.session!r} has no turn {turn!r}"
             raise RequestError(404, "turn_not_found", message, "turn")
-        return self._recorded(record.replica, turn)
+        return self._recorded(key, record)
 
-    def _recorded(self, replica: str, turn: str) -> Elsewhere:
-        if replica == self._replica:
-            raise not_kept(turn)
-        return Elsewhere(replica, turn)
+    def _is_its_sessions(self, held: HeldTurn) -> bool:
+        """A turn that is over may be one of a session that was deleted since, and whose name another one has now."""
+        key = held.request.key
+        if key is None or held.ended_at is None:
+            return True
+        session = self._keeper.held(key)
+        return session is not None and any(record.id == held.id for record in session.turns)
+
+    def _recorded(self, key: SessionKey, record: TurnRecord) -> HeldTurn | Elsewhere:
+        """The turn of a record, or who has it. RequestError (410) if nobody does any more."""
+        if record.replica != self._replica:
+            return Elsewhere(record.replica, record.id)
+        held = self._table.find(record.id, key)
+        if held is None:
+            raise not_kept(record.id)
+        return held
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         if request.mode != "append":
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await asyncio.to_thread(self._prompter.alone, request)
             session = await self._session(route, request) if request.key else None
-            return session if isinstance(session, Elsewhere | HeldTurn) else await self._run(request, prompt, session)
+            if isinstance(session, HeldTurn | Elsewhere):
+                return session
+            return await self._run(request, prompt, session)
         session = await self._session(route, request)
-        if isinstance(session, Elsewhere | HeldTurn):
+        if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
         prompt = await asyncio.to_thread(self._prompter.appended, request, session)
@@ -99,15 +117,20 @@ class TurnDesk:
             raise session_busy(session.key.session, "another request came first")
         return await self._run(request, prompt, session)
 
-    async def _session(self, route: Route, request: TurnRequest) -> Session | Elsewhere | HeldTurn:
-        """The request's session, owned by this replica and free for a turn; or the turn itself, if it runs already: its
-        ingress has lost sight of it. RequestError (409) if it is not free; `OwnedElsewhere`."""
+    async def _session(self, route: Route, request: TurnRequest) -> Session | HeldTurn | Elsewhere:
+        """The request's session, owned by this replica and free for a turn; or the turn itself, if its records have it
+        under the request's key, or if it runs already, since its ingress has lost sight of it. RequestError (409) if it
+        is not free; `OwnedElsewhere`."""
         if request.key is None:
             raise invalid("an append turn needs a session", "session")
         must_exist = request.must_exist or request.mode == "append"
         while True:
             session, _ = await self._keeper.acquire(
-                request.key, route.placement, must_exist=must_exist, anew=request.mode == "history"
+                request.key,
+                route.placement,
+                must_exist=must_exist,
+                anew=request.mode == "history",
+                accept_durable=request.accept_durable,
             )
             if (held := self._table.find(request.turn, request.key)) is not None:
                 return held
@@ -122,14 +145,14 @@ class TurnDesk:
             if self._keeper.held(request.key) is session:
                 return session
 
-    def _recorded_key(self, session: Session, request: TurnRequest) -> Elsewhere | None:
-        """A turn with the request's key that ran elsewhere, or whose events are not kept any more."""
+    def _recorded_key(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
+        """The turn with the request's key, by the session's records."""
         if request.idempotency_key is None:
             return None
         for record in reversed(session.turns):
             if record.idempotency_key == request.idempotency_key:
                 check_same(request, record.request_sha256, session.key, record.id)
-                return self._recorded(record.replica, record.id)
+                return self._recorded(session.key, record)
         return None
 
     async def _run(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> HeldTurn:
@@ -186,6 +209,7 @@ class TurnDesk:
         )  # fmt: skip
         if session is not None:
             session.running = held
+            self._keeper.turn_began(session)
         self._table.add(held)
         return held
 

@@ -13,7 +13,7 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "resumed",
+    "resumed", "accept_durable",
 }  # fmt: skip
 """What a record says elsewhere, or what says only who asked."""
 

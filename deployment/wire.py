@@ -33,6 +33,7 @@ class TurnRequest:
     `turn`: 32 hex digits. `mode`: `history` carries all messages, `append` only new ones, `prompt` none, but text or
     token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
+    `accept_durable`: an older state of the session will do, if its newest is lost.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     """
 
@@ -70,6 +71,7 @@ class TurnRequest:
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None
+    accept_durable: bool = False
     resumed: tuple[tuple[Round, ...], ...] = ()
 
     @property

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.acceptance_kernels import verdicts
+from kernels.cuts import RowControls
+from kernels.ordering import argmax_rows
 from kernels.race import race
 from kernels.randomness import ACCEPT, CORRECTION, TARGET, uniform
 from kernels.sampling import processed_distribution
@@ -76,10 +79,81 @@ class Verdict:
 def choose(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
     """The target's own choice: `logits` FP32 [B, W, V] over public rows, `positions` int64 [B, W] of the predicting
     columns -> int64 [B, W]. Argmax for greedy rows, the `target` race over p for the others."""
+    if sampling.all_greedy:
+        return _best(logits)
+    return (
+        choose_triton(logits, positions, sampling) if logits.is_cuda else choose_reference(logits, positions, sampling)
+    )
+
+
+def accept(
+    logits: torch.Tensor,
+    proposal: Proposal | None,
+    extent: torch.Tensor,
+    frontier: torch.Tensor,
+    sampling: RowSampling,
+) -> Verdict:
+    """`logits` FP32 [B, W, V] of the verified columns over public rows, W >= max(extent) + 1; `extent`, `frontier`
+    int64 [B] -> what is licensed. Without a proposal every extent is 0. On a card nothing waits for it."""
+    if sampling.all_greedy:
+        chosen = _best(logits)
+        if proposal is None:
+            return Verdict(chosen[:, :1], torch.zeros_like(extent))
+        width = logits.shape[1]
+        return Verdict(chosen, _prefix(chosen[:, : width - 1] == proposal.drafts[:, : width - 1], extent))
+    run = accept_triton if logits.is_cuda else accept_reference
+    return run(logits, proposal, extent, frontier, sampling)
+
+
+def _best(logits: torch.Tensor) -> torch.Tensor:
+    """Argmax of `logits` FP32 [B, W, V], int64 [B, W]."""
+    if logits.is_cuda:
+        return argmax_rows(logits.flatten(0, 1)).view(logits.shape[:2])
+    return logits.argmax(-1)
+
+
+# ------------------------------------------------------------------------------------------------ on a card
+
+
+def choose_triton(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
+    """Every column as a lane of its own."""
+    width = logits.shape[1]
+    sampling = RowSampling(
+        sampling.temperature.repeat_interleave(width),
+        sampling.top_k.repeat_interleave(width),
+        sampling.top_p.repeat_interleave(width),
+        sampling.seeds.repeat_interleave(width),
+        sampling.sub.repeat_interleave(width),
+        None if sampling.min_p is None else sampling.min_p.repeat_interleave(width),
+    )
+    rows = logits.flatten(0, 1)[:, None]
+    frontier = positions.flatten()
+    return accept_triton(rows, None, torch.zeros_like(frontier), frontier, sampling).licensed.view(positions.shape)
+
+
+def accept_triton(
+    logits: torch.Tensor,
+    proposal: Proposal | None,
+    extent: torch.Tensor,
+    frontier: torch.Tensor,
+    sampling: RowSampling,
+) -> Verdict:
+    """Raises ValueError naming a tensor that does not fit."""
+    if proposal is None:
+        logits = logits[:, :1]
+    positions = frontier[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    controls = RowControls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, extent)
+    drafts, candidates, law = (None,) * 3 if proposal is None else (proposal.drafts, proposal.candidates, proposal.law)
+    noise = sampling.seeds, sampling.sub
+    return Verdict(*verdicts(logits, controls, sampling.reproducible, *noise, positions, drafts, candidates, law))
+
+
+# ------------------------------------------------------------------------------------------------ reference
+
+
+def choose_reference(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
     _batch, width, vocabulary = logits.shape
     chosen = logits.argmax(-1)
-    if sampling.all_greedy:
-        return chosen
     sampled = sampling.temperature > 0
     if bool(sampled.any()):
         p = _processed(logits[sampled], sampling, sampled)
@@ -94,21 +168,19 @@ def choose(logits: torch.Tensor, positions: torch.Tensor, sampling: RowSampling)
     return chosen
 
 
-def accept(
+def accept_reference(
     logits: torch.Tensor,
     proposal: Proposal | None,
     extent: torch.Tensor,
     frontier: torch.Tensor,
     sampling: RowSampling,
 ) -> Verdict:
-    """`logits` FP32 [B, W, V] of the verified columns over public rows, W >= max(extent) + 1; `extent`, `frontier`
-    int64 [B] -> what is licensed. Without a proposal every extent is 0."""
     width = logits.shape[1]
     positions = frontier[:, None] + torch.arange(width, device=logits.device)
     if proposal is None:
-        return Verdict(choose(logits, positions, sampling)[:, :1], torch.zeros_like(extent))
-    if proposal.law is None or sampling.all_greedy:
-        chosen = choose(logits, positions, sampling)
+        return Verdict(choose_reference(logits, positions, sampling)[:, :1], torch.zeros_like(extent))
+    if proposal.law is None:
+        chosen = choose_reference(logits, positions, sampling)
         return Verdict(chosen, _prefix(chosen[:, : width - 1] == proposal.drafts[:, : width - 1], extent))
     retained = sampling.temperature > 0
     if sampling.reproducible is not None:
@@ -117,7 +189,7 @@ def accept(
     accepted = torch.zeros_like(extent)
     if not bool(retained.all()):
         rows = ~retained
-        chosen = choose(logits[rows], positions[rows], sampling.rows(rows))
+        chosen = choose_reference(logits[rows], positions[rows], sampling.rows(rows))
         licensed[rows] = chosen
         accepted[rows] = _prefix(chosen[:, : width - 1] == proposal.drafts[rows, : width - 1], extent[rows])
     if bool(retained.any()):

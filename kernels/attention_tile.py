@@ -23,3 +23,16 @@ def take_tile(q, k, v, visible, scale, best, total, mixed):
     total = total * kept + tl.sum(weights, axis=1)
     mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
     return highest, total, mixed
+
+
+@triton.jit
+def take_seen_tile(q, k, v, scale, best, total, mixed):
+    """As `take_tile`, of keys that every query sees: nothing is masked, and `scale`, positive, goes into the exponent's
+    multiplication."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    highest = tl.maximum(best, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(scores * scale - highest[:, None])
+    kept = tl.exp2(best - highest)
+    total = total * kept + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
+    return highest, total, mixed

@@ -29,6 +29,7 @@ import triton
 
 from kernels.block_attention_kernels import combine_parts, partial_attention
 from kernels.launch_checks import require, require_contiguous, require_head_dim
+from kernels.overlap import overlaps
 from kernels.paged_attention import grouped_attention, read_pages
 from kernels.ring import read_ring
 
@@ -173,7 +174,7 @@ def block_attention_triton(
     best, total = torch.empty((2, batch, kv_heads, rows, parts), dtype=torch.float32, device=q.device)
     mixed = torch.empty((batch, kv_heads, rows, parts, head_dim), dtype=torch.float32, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    tiles = triton.cdiv(rows, tiling.rows)
+    tiles, overlapping = triton.cdiv(rows, tiling.rows), overlaps(q)
     partial_attention[(kv_heads * tiles, parts, batch)](
         q,
         k,
@@ -193,6 +194,7 @@ def block_attention_triton(
         GROUP=group,
         HEAD_DIM=head_dim,
         WINDOW=context.window,
+        BOUNDED=context.window < UNBOUNDED,
         PLANE_TOKENS=tokens,
         CAUSAL=causal,
         PARTS=parts,
@@ -202,7 +204,9 @@ def block_attention_triton(
         COLUMNS=max(16, triton.next_power_of_2(width)),
         ONE_PLACE=places == 1,
         STAGES=tiling.stages,
+        OVERLAPS=overlapping,
         num_warps=tiling.warps,
+        launch_pdl=overlapping,
     )
     combined = min(4, triton.next_power_of_2(rows))
     combine_parts[(triton.cdiv(rows, combined), kv_heads, batch)](
@@ -217,7 +221,9 @@ def block_attention_triton(
         PARTS=parts,
         PARTS_PADDED=triton.next_power_of_2(parts),
         ROWS=combined,
+        OVERLAPS=overlapping,
         num_warps=2,
+        launch_pdl=overlapping,
     )
     return out
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_tile import take_tile
+from kernels.overlap import let_next_start, wait_for_earlier
 
 
 @triton.jit
@@ -54,6 +55,7 @@ def partial_attention(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     PLANE_TOKENS: tl.constexpr,
     CAUSAL: tl.constexpr,
     PARTS: tl.constexpr,
@@ -63,8 +65,10 @@ def partial_attention(
     COLUMNS: tl.constexpr,
     ONE_PLACE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (kv head and tile of query rows, part, b)."""
+    wait_for_earlier(OVERLAPS)
     kv_head, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     part, batch = tl.program_id(1), tl.program_id(2)
     places = places_ptr + batch * place_count
@@ -117,7 +121,9 @@ def partial_attention(
         v = tl.load(at_v[:, None] + dim[None, :], mask=populated[:, None], other=0.0)
         if q.dtype == tl.float32:
             v = v.to(tl.float32)
-        visible = populated[None, :] & (end + column[:, None] - key[None, :] < WINDOW)
+        visible = populated[None, :]
+        if BOUNDED:
+            visible = visible & (end + column[:, None] - key[None, :] < WINDOW)
         best, total, mixed = take_tile(q, k, v, visible, scale, best, total, mixed)
         if not ONE_PLACE:
             place = tl.load(places + (start + KEYS) // PLANE_TOKENS % place_count)
@@ -129,6 +135,7 @@ def partial_attention(
             visible = visible & (distance <= 0)
         best, total, mixed = take_tile(q, block_k, block_v, visible, scale, best, total, mixed)
 
+    let_next_start(OVERLAPS)
     tl.store(best_ptr + slot_of_row, best, mask=real)
     tl.store(total_ptr + slot_of_row, total, mask=real)
     at_mixed = mixed_ptr + slot_of_row.to(tl.int64) * HEAD_DIM
@@ -148,9 +155,12 @@ def combine_parts(
     PARTS: tl.constexpr,
     PARTS_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of query rows, kv head, b). A part without a key has best = -inf and leaves the rest of it
     unwritten."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     kv_head, batch = tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

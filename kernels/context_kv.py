@@ -8,7 +8,8 @@ Local layers store into rings (position p in slot p mod S), full layers into pag
 key dtype; V first to the model's dtype, then to the store's value dtype (BF16, then FP16 RNE, in the official formats).
 A row's chunk may be longer than a ring: only its last S columns are stored, and no column at or beyond counts[b].
 
-K and V rows of all layers are one matrix, since one layer's are too few to stream well, and its FP32 product goes to
+On a card the features' product is summed where it is normalised, if it comes in parts of its depth. K and V rows of all
+layers are one matrix, since one layer's are too few to stream well, and its FP32 product goes to
 the stores in one launch: a program takes one column of one layer.
 
 Source: specification (conditioning, context K/V, prefill longer than the ring); decision 8.
@@ -27,8 +28,9 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require_contiguous, require_head_dim
-from kernels.linear import linear
-from kernels.norms import plain_rms_norm
+from kernels.linear import linear, streamed_parts, streaming, streams
+from kernels.norms import plain_rms_norm, summed_plain_rms_norm
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.paged_attention import write_pages
 from kernels.ring import write_ring
 from kernels.rotary import apply_rotary, rotary_tables_reference, turn
@@ -67,6 +69,11 @@ def context_features(
     features: torch.Tensor, feature_weight: torch.Tensor, norm: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """`features` [B, T, n H] (taps concatenated in recorded order), `feature_weight` [H, n H] -> c [B, T, H]."""
+    rows = features.shape[:-1].numel()
+    if features.is_cuda and rows and streams(rows, *feature_weight.shape, features.dtype):
+        tiling = streaming(rows, feature_weight.shape[0], features.dtype)
+        parts = streamed_parts(features.reshape(rows, -1).contiguous(), feature_weight, tiling)
+        return summed_plain_rms_norm(parts, norm, eps).view(*features.shape[:-1], -1)
     return plain_rms_norm(linear(features, feature_weight), norm, eps)
 
 
@@ -168,15 +175,18 @@ def _store_layers(
     HALF: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (column of a row, layer), layers fastest. `raw` FP32 [B, T, L, 2, Hkv, D]; bit l of LOCAL: l is local."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     layer, token = tl.program_id(0) % LAYERS, tl.program_id(0) // LAYERS
     batch, column = token // columns, token % columns
-    count = tl.load(counts_ptr + batch)
+    count, slot = tl.load(counts_ptr + batch), tl.load(slots_ptr + batch)
+    position = tl.load(start_ptr + batch) + column
     is_local = (LOCAL >> layer) & 1
     if (column >= count) | ((is_local == 1) & (column < count - WINDOW)):
         return
-    position = tl.load(start_ptr + batch) + column
 
     head, half, dim = tl.arange(0, HEADS_PADDED), tl.arange(0, HALF), tl.arange(0, 2 * HALF)
     present = (head < HEADS)[:, None]
@@ -201,7 +211,6 @@ def _store_layers(
         rings += (LOCAL >> other) & 1
         ring += tl.where(other < layer, (LOCAL >> other) & 1, 0)
     if is_local == 1:
-        slot = tl.load(slots_ptr + batch)
         at = ((slot * rings + ring) * WINDOW + position % WINDOW) * (HEADS * 2 * HALF)
         _store_entry(ring_keys_ptr, ring_values_ptr, at, turned_first, turned_second, values, head, dim, present, HALF)
     else:
@@ -252,7 +261,9 @@ def store_context_kv_triton(
         HALF=head_dim // 2,
         WINDOW=max(stores.ring_keys.shape[2], 1),
         PAGE_TOKENS=page_keys.shape[2],
+        OVERLAPS=overlaps(c),
         num_warps=4,
+        launch_pdl=overlaps(c),
     )
 
 

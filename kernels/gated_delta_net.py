@@ -1,4 +1,4 @@
-"""The gated delta rule: verification with records, Fold, and prefill.
+"""The gated delta rule: verification with records, and Fold. Prefill is `kernels/delta_prefill.py`.
 
 State S [Dk, Dv], FP32, one a value head. Value head h uses the q and k of head h // (Hv / Hk).
 
@@ -14,14 +14,10 @@ column: raw q, k and v, g and beta. Fold replays the first N records with the ve
 bit-equal to the one that the verification had after column N - 1; N = 0 changes nothing. K + 1 copies of the state
 would cost Dk Dv floats a head and column instead.
 
-On a card, one kernel is all three: its step, its tiles of the state and its order of additions do not know which one
-runs, how many columns or rows there are, or where a slice of a prompt was cut. A prompt in pieces has the bits of a
-prompt in one piece there, and a committed round those of a prefill of its tokens. The reference of prefill evaluates
-the recurrence in chunks of 64 columns instead (a triangular solve a chunk), and differs from the serial form by
-rounding only.
+On a card, one kernel is both: its step, its tiles of the state and its order of additions do not know which one runs,
+nor how many columns or rows there are. Prefill evaluates the same recurrence in chunks, and differs by rounding.
 
-Source: specification (records, Fold); Yang et al. 2024, "Gated Delta Networks" and "Parallelizing linear transformers
-with the delta rule" for the chunked form.
+Source: specification (records, Fold); Yang et al. 2024, "Gated Delta Networks".
 """
 
 # Triton does not declare its launch options.
@@ -36,7 +32,6 @@ import torch
 from kernels.gated_delta_net_kernels import NORM_EPS, recurrence_kernel
 from kernels.launch_checks import require, require_contiguous, require_head_dim
 
-CHUNK = 64
 # Of S, one warp holds so many elements: 64 a thread, of 255 registers. It depends on nothing but Dk, because the order
 # of additions does.
 _TILE_ELEMENTS = 2048
@@ -75,7 +70,7 @@ def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x32.repeat_interleave(heads // x.shape[-2], dim=-2)
 
 
-def _split(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`mixed` [..., C] -> unit q / sqrt(Dk) and unit k [..., Hv, Dk], v [..., Hv, Dv], FP32."""
     heads, key_dim, value_dim = states.shape[-3:]
     keys = (mixed.shape[-1] - heads * value_dim) // 2
@@ -96,7 +91,7 @@ def _step_reference(
     return state + k[..., :, None] * u[..., None, :]
 
 
-def _live(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def live_columns(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return torch.arange(mixed.shape[1], device=mixed.device) < valid[:, None]
 
 
@@ -108,16 +103,16 @@ def verify_reference(
     slots: torch.Tensor,
     valid: torch.Tensor,
 ) -> torch.Tensor:
-    q, k, v = _split(mixed, states)
+    q, k, v = split_heads(mixed, states)
     state, outputs = states[slots], torch.empty_like(v)
     for i in range(mixed.shape[1]):
         state = _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
         outputs[:, i] = (state * q[:, i, :, :, None]).sum(-2)
-    return outputs.masked_fill(~_live(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
+    return outputs.masked_fill(~live_columns(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
 
 
 def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    _, k, v = _split(records.mixed, states)
+    _, k, v = split_heads(records.mixed, states)
     state = states[slots].transpose(0, 1)
     for i in range(int(counts.max())):
         after = _step_reference(state, k[:, :, i], v[:, :, i], records.g[:, :, i], records.beta[:, :, i])
@@ -125,54 +120,29 @@ def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, 
     states[slots] = state.transpose(0, 1)
 
 
-def prefill_reference(
-    mixed: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-    slots: torch.Tensor,
-    valid: torch.Tensor,
-) -> torch.Tensor:
-    """With G_t = exp(g_1 + .. + g_t) inside a chunk and the state S at its start, the corrections U solve
-    (I + L) U = beta (V - G (K S)), L_ti = beta_t (G_t / G_i) (k_t . k_i) for i < t.
-    """
-    dead = ~_live(mixed, valid)[..., None]
-    # a column that neither decays nor writes
-    g, beta = (x.masked_fill(dead, 0.0).transpose(1, 2) for x in (g, beta))
-    q, k, v = (x.transpose(1, 2) for x in _split(mixed.masked_fill(dead, 0.0), states))
-    state, outputs = states[slots], torch.empty_like(v)
-    for start in range(0, mixed.shape[1], CHUNK):
-        piece = slice(start, start + CHUNK)
-        qc, kc, vc, bc = q[:, :, piece], k[:, :, piece], v[:, :, piece], beta[:, :, piece, None]
-        log_decay = g[:, :, piece].cumsum(-1)
-        decay = log_decay.exp()[..., None]
-        # exp of a difference that is at most 0 on and below the diagonal; the rest is masked before exp can overflow
-        between = (log_decay[..., :, None] - log_decay[..., None, :]).tril().exp().tril()
-        lower = (bc * between * (kc @ kc.transpose(-1, -2))).tril(-1)
-        right = bc * (vc - decay * (kc @ state))
-        u = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-        outputs[:, :, piece] = decay * (qc @ state) + ((qc @ kc.transpose(-1, -2)) * between) @ u
-        to_end = (log_decay[..., -1:] - log_decay).exp()[..., None]
-        state = state * decay[..., -1:, :] + (kc * to_end).transpose(-1, -2) @ u
-    states[slots] = state
-    return outputs.transpose(1, 2).masked_fill(dead[..., None], 0.0).to(mixed.dtype)
-
-
 # ------------------------------------------------------------------------------------------------ launch
 
 
-def _launch(
+@dataclass(frozen=True)
+class Layout:
+    """Hk, Hv, Dk and Dv of an operator's arguments."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+def require_layout(
     mixed: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
     slots: torch.Tensor,
     counts: torch.Tensor,
-    answers: bool,
-    advances: bool,
-) -> torch.Tensor:
-    """`mixed` [L, B, T, C], `g`, `beta` [L, B, T, Hv], `states` [slots, L, Hv, Dk, Dv] -> y [L, B, T, Hv, Dv], of
-    which nothing is written unless the kernel `answers`."""
+) -> Layout:
+    """Raises ValueError unless these are the arguments of L layers' kernel: `mixed` [L, B, T, C], `g`, `beta`
+    [L, B, T, Hv], `states` [slots, L, Hv, Dk, Dv], `slots`, `counts` [B]."""
     layers, batch, width, channels = mixed.shape
     heads, key_dim, value_dim = states.shape[2:]
     key_heads, rest = divmod(channels - heads * value_dim, 2 * key_dim)
@@ -191,11 +161,29 @@ def _launch(
         raise ValueError(f"states: strides {states.stride()}, a layer's heads must be contiguous")
     require_contiguous("slots", slots, (batch,), torch.int64)
     require_contiguous("counts", counts, (batch,), torch.int64)
-    shape = (layers, batch, width, heads, value_dim)
+    return Layout(key_heads, heads, key_dim, value_dim)
+
+
+def recurrence_triton(
+    mixed: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    answers: bool,
+    advances: bool,
+) -> torch.Tensor:
+    """`mixed` [L, B, T, C], `g`, `beta` [L, B, T, Hv], `states` [slots, L, Hv, Dk, Dv] -> y [L, B, T, Hv, Dv], of
+    which nothing is written unless the kernel `answers`. Verification answers and Fold `advances`; a kernel that does
+    both leaves the state that a verification had after counts[b] columns, for those who want to compare."""
+    layout = require_layout(mixed, g, beta, states, slots, counts)
+    layers, batch, width, _ = mixed.shape
+    shape = (layers, batch, width, layout.heads, layout.value_dim)
     out = torch.empty(shape, dtype=mixed.dtype, device=mixed.device) if answers else mixed
     if mixed.numel():
-        tile = min(max(_TILE_ELEMENTS // key_dim, 4), value_dim)
-        recurrence_kernel[(heads * (value_dim // tile), batch, layers)](
+        tile = min(max(_TILE_ELEMENTS // layout.key_dim, 4), layout.value_dim)
+        recurrence_kernel[(layout.heads * (layout.value_dim // tile), batch, layers)](
             mixed,
             g,
             beta,
@@ -206,11 +194,11 @@ def _launch(
             width,
             states.stride(0),
             states.stride(1),
-            key_dim**-0.5,
-            KEY_HEADS=key_heads,
-            HEADS=heads,
-            KEY_DIM=key_dim,
-            VALUE_DIM=value_dim,
+            layout.key_dim**-0.5,
+            KEY_HEADS=layout.key_heads,
+            HEADS=layout.heads,
+            KEY_DIM=layout.key_dim,
+            VALUE_DIM=layout.value_dim,
             TILE=tile,
             ANSWERS=answers,
             ADVANCES=advances,
@@ -228,23 +216,11 @@ def verify_triton(
     valid: torch.Tensor,
 ) -> torch.Tensor:
     one_layer = mixed[None], g[None], beta[None], states[:, None]
-    return _launch(*one_layer, slots, valid, answers=True, advances=False)[0]
+    return recurrence_triton(*one_layer, slots, valid, answers=True, advances=False)[0]
 
 
 def fold_triton(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    _launch(records.mixed, records.g, records.beta, states, slots, counts, answers=False, advances=True)
-
-
-def prefill_triton(
-    mixed: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-    slots: torch.Tensor,
-    valid: torch.Tensor,
-) -> torch.Tensor:
-    one_layer = mixed[None], g[None], beta[None], states[:, None]
-    return _launch(*one_layer, slots, valid, answers=True, advances=True)[0]
+    recurrence_triton(records.mixed, records.g, records.beta, states, slots, counts, answers=False, advances=True)
 
 
 # ------------------------------------------------------------------------------------------------ public
@@ -274,16 +250,3 @@ def fold(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: to
     """
     run = fold_triton if records.mixed.is_cuda else fold_reference
     run(records, states, slots, counts)
-
-
-def prefill(
-    mixed: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-    slots: torch.Tensor,
-    valid: torch.Tensor,
-) -> torch.Tensor:
-    """As `verify` with any number of columns, and `states` move over the live ones, in place."""
-    run = prefill_triton if mixed.is_cuda else prefill_reference
-    return run(mixed, g, beta, states, slots, valid)

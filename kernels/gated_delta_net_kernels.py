@@ -1,8 +1,8 @@
 """The one kernel of the gated delta rule, as `kernels/gated_delta_net.py` says it: a warp takes a tile of a head's
 state through the columns, one after the other, with all of Dk in its registers.
 
-Verification, Fold and prefill are this kernel with two of its parts present or absent. What moves the state is `_step`,
-which is the same in all of them.
+Verification and Fold are this kernel with two of its parts present or absent. What moves the state is `_step`, which is
+the same in both.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -16,19 +16,22 @@ NORM_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _unit_vector(x):
-    x = x.to(tl.float32)
-    return x * tl.rsqrt(tl.sum(x * x, 0) + NORM_EPS)
+def _inverse_norm(x):
+    return tl.rsqrt(tl.sum(x * x, 0) + NORM_EPS)
 
 
 @triton.jit
 def _step(state, k, v, g, beta):
-    """`_step_reference` on a tile: `state` [Dk, T], raw `k` [Dk], `v` [T], scalars `g` and `beta`. The product that is
-    added last is fused by name, or a compiler could choose to fuse it in one kernel and not in another."""
-    k = _unit_vector(k)[:, None]
+    """`_step_reference` on a tile: `state` [Dk, T], raw `k` [Dk], `v` [T], scalars `g` and `beta`.
+
+    The norm of k is a factor of T numbers then, not of Dk. The product that is added last is fused by name, or a
+    compiler could choose to fuse it in one kernel and not in another.
+    """
+    k = k.to(tl.float32)
+    norm = _inverse_norm(k)
     state = state * tl.exp(g)
-    u = beta * (v.to(tl.float32) - tl.sum(state * k, 0))
-    return tl.fma(tl.broadcast_to(k, state.shape), tl.broadcast_to(u[None, :], state.shape), state)
+    u = beta * (v.to(tl.float32) - norm * tl.sum(state * k[:, None], 0))
+    return tl.fma(tl.broadcast_to(k[:, None], state.shape), tl.broadcast_to((norm * u)[None, :], state.shape), state)
 
 
 @triton.jit
@@ -89,7 +92,8 @@ def recurrence_kernel(
         state = _step(state, k, v, g, beta)
         if ANSWERS:
             next_q = tl.load(at_q + ahead * channels)
-            y = tl.sum(state * (_unit_vector(q) * scale)[:, None], 0)
+            q = q.to(tl.float32)
+            y = tl.sum(state * q[:, None], 0) * (_inverse_norm(q) * scale)
             tl.store(out + column * (HEADS * VALUE_DIM), y.to(out_ptr.dtype.element_ty))
     if ADVANCES:
         tl.store(at_state, state)

@@ -4,7 +4,8 @@
 
 With few rows it takes as long as reading W takes. Up to 64 rows in BF16 our kernel streams W through the matrix units
 as their wide operand, with the rows as the narrow one; a deep W is cut along K, so that a short N fills the card too,
-and the parts are added in a fixed order by a second kernel. Elsewhere the library's product is at least as fast.
+and the parts are added in a fixed order by a second kernel, or by the one that needs the product. Elsewhere the
+library's product is at least as fast. The first lines of W are on their way before the kernel may begin.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
@@ -20,11 +21,17 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
+from kernels.overlap import ask_for, let_next_start, overlaps, wait_for_earlier
 
 STREAMED_ROWS = 64
 """Up to so many rows the product is bound by reading the weight."""
 DEEP, LONG = 16384, 65536
 """The K and the N from which streaming beats the library."""
+
+_MULTIPROCESSORS = 132
+_AHEAD = 256
+"""So many elements of each row of W are asked for before the kernel may begin: more take longer to ask for."""
+_LINE_BYTES = 128
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -42,13 +49,18 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def _tiling(rows: int, n: int) -> Tiling:
-    """Measured for N from 1,280 to 248,320: about 240 programs or more, and 48 KiB of W in flight in each."""
-    wide = n >= LONG and rows > 32
-    weights = 128 if wide else 64
-    splits = 1 if n >= LONG else max(1, round(240 / -(-n // weights)))
+def streaming(rows: int, n: int, dtype: torch.dtype) -> Tiling:
+    """Measured in BF16 for N from 1,280 to 248,320: one program for nearly every multiprocessor with 160 KiB on their
+    way in it, where K can be cut into as many parts, or else two with 96 KiB each."""
+    depth = 128 if dtype == torch.bfloat16 else 32
     block = max(16, triton.next_power_of_2(min(rows, STREAMED_ROWS)))
-    return Tiling(block, weights, 128, splits, 4 if wide else 3, 8 if wide else 4)
+    if n >= LONG:
+        return Tiling(block, 128, depth, 1, 4, 8) if rows > 32 else Tiling(block, 64, depth, 1, 3, 4)
+    tiles = triton.cdiv(n, 64)
+    splits = max(1, _MULTIPROCESSORS // tiles)
+    if tiles * splits * 8 >= _MULTIPROCESSORS * 7:
+        return Tiling(block, 64, depth, splits, 5, 4)
+    return Tiling(block, 64, depth, max(1, round(240 / tiles)), 3, 4)
 
 
 @triton.jit
@@ -66,6 +78,9 @@ def _stream_kernel(
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Part `program_id(2)` of K: out [parts, rows, n]. WHOLE: every part is a multiple of DEPTH."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -75,6 +90,11 @@ def _stream_kernel(
     end = tl.minimum(begin + part, depth)
     weights = weight_ptr + weight_row[:, None].to(tl.int64) * depth + k[None, :]
     columns = x_ptr + row[None, :].to(tl.int64) * depth + k[:, None]
+    lines = tl.minimum(begin + tl.arange(0, AHEAD // LINE) * LINE, end - 1)
+    held = tl.minimum(weight_row, n - 1)[:, None].to(tl.int64)
+    ask_for(weight_ptr + held * depth + lines[None, :], OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     weight_inside, row_inside = weight_row[:, None] < n, row[None, :] < rows
     total = tl.zeros((WEIGHTS, ROWS), tl.float32)
     for at in tl.range(begin, end, DEPTH, num_stages=STAGES):
@@ -90,13 +110,48 @@ def _stream_kernel(
 
 
 @triton.jit
-def _sum_kernel(parts_ptr, out_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_kernel(parts_ptr, out_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(PARTS):
         total += tl.load(parts_ptr + part * size.to(tl.int64) + at, mask=inside, other=0.0)
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def streamed_parts(
+    x: torch.Tensor, weight: torch.Tensor, tiling: Tiling, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """`x` [R, K] and `weight` [N, K] without gaps -> the products over parts of K, whose sum over the first axis is the
+    whole product: [parts, R, N] in `dtype`, at most `tiling.splits` parts, in the order of K."""
+    (rows, depth), n = x.shape, weight.shape[0]
+    part = triton.cdiv(triton.cdiv(depth, tiling.depth), tiling.splits) * tiling.depth
+    splits = triton.cdiv(depth, part)
+    parts = torch.empty((splits, rows, n), dtype=dtype, device=x.device)
+    overlapping = overlaps(x)
+    _stream_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(n, tiling.weights), splits)](
+        x,
+        weight,
+        parts,
+        rows,
+        n,
+        depth,
+        part,
+        ROWS=tiling.rows,
+        WEIGHTS=tiling.weights,
+        DEPTH=tiling.depth,
+        WHOLE=depth % tiling.depth == 0,
+        STAGES=tiling.stages,
+        PRECISION="ieee",
+        AHEAD=_AHEAD,
+        LINE=_LINE_BYTES // weight.element_size(),
+        OVERLAPS=overlapping,
+        num_warps=tiling.warps,
+        launch_pdl=overlapping,
+    )
+    return parts
 
 
 def linear_triton(
@@ -108,31 +163,17 @@ def linear_triton(
     require_contiguous("weight", weight, (n, depth), x.dtype)
     columns = x.reshape(-1, depth).contiguous()
     rows = columns.shape[0]
+    if not rows or not n:
+        return torch.empty((*x.shape[:-1], n), dtype=dtype, device=x.device)
+    plan = tiling or streaming(rows, n, x.dtype)
+    if plan.splits == 1:
+        return streamed_parts(columns, weight, plan, dtype).view(*x.shape[:-1], n)
+    parts = streamed_parts(columns, weight, plan)
     out = torch.empty((rows, n), dtype=dtype, device=x.device)
-    if rows and n:
-        plan = tiling or _tiling(rows, n)
-        part = triton.cdiv(triton.cdiv(depth, plan.depth), plan.splits) * plan.depth
-        splits = triton.cdiv(depth, part)
-        parts = out if splits == 1 else torch.empty((splits, rows, n), dtype=torch.float32, device=x.device)
-        _stream_kernel[(triton.cdiv(rows, plan.rows), triton.cdiv(n, plan.weights), splits)](
-            columns,
-            weight,
-            parts,
-            rows,
-            n,
-            depth,
-            part,
-            ROWS=plan.rows,
-            WEIGHTS=plan.weights,
-            DEPTH=plan.depth,
-            WHOLE=depth % plan.depth == 0,
-            STAGES=plan.stages,
-            PRECISION="ieee",
-            num_warps=plan.warps,
-        )
-        if splits > 1:
-            block = 1024
-            _sum_kernel[(triton.cdiv(rows * n, block),)](parts, out, rows * n, PARTS=splits, BLOCK=block)
+    block, overlapping = 1024, overlaps(x)
+    _sum_kernel[(triton.cdiv(rows * n, block),)](
+        parts, out, rows * n, PARTS=len(parts), BLOCK=block, OVERLAPS=overlapping, launch_pdl=overlapping
+    )
     return out.view(*x.shape[:-1], n)
 
 

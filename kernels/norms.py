@@ -6,14 +6,14 @@
 
 The mean is over the last axis, in FP32. Rounding points: `plain` and the inner norm of `gated` round the normalised
 value to x's dtype before the gain is applied; `offset` applies the gain in FP32 and rounds once; `gated` multiplies by
-the gate in FP32 and rounds once at the end. The forms that add first round the sum, which is the residual, and
-normalise the rounded one.
+the gate in FP32 and rounds once at the end. The forms that add first round the sum, which is the residual or a product
+in parts, and normalise the rounded one.
 
 Source: specification ("plain_rmsnorm"), decision 10.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
 
 def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -74,7 +75,10 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     inside = d < D
@@ -92,6 +96,34 @@ def _rms_norm_kernel(
     else:
         normed = plainly_normalised(x, weight, mean_square, eps, dtype)
     tl.store(out_ptr + row * D + d, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _summed_rms_norm_kernel(
+    parts_ptr,
+    weight_ptr,
+    out_ptr,
+    rows,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """`parts` FP32 [PARTS, rows, D] without gaps."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(parts_ptr + (part * rows + row) * D + d, mask=inside, other=0.0)
+    dtype = out_ptr.dtype.element_ty
+    x = total.to(dtype).to(tl.float32)
+    normed = plainly_normalised(x, weight, tl.sum(x * x, 0) / D, eps, dtype)
+    tl.store(out_ptr + row * D + d, normed.to(dtype), mask=inside)
 
 
 @triton.jit
@@ -143,7 +175,7 @@ def _launch(
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows = x.reshape(-1, width)
     added = rows if y is None else y.reshape(-1, width)
-    block = triton.next_power_of_2(width)
+    block, overlapping = triton.next_power_of_2(width), overlaps(x)
     if rows.shape[0]:
         _rms_norm_kernel[(rows.shape[0],)](
             rows,
@@ -158,7 +190,9 @@ def _launch(
             BLOCK=block,
             ADDS=y is not None,
             OFFSET=offset,
+            OVERLAPS=overlapping,
             num_warps=min(max(block // 512, 1), 8),
+            launch_pdl=overlapping,
         )
     return out
 
@@ -189,6 +223,31 @@ def add_offset_rms_norm_triton(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _launch_after_adding(x, y, weight, eps, offset=True)
+
+
+def summed_plain_rms_norm(parts: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`parts` FP32 [P, R, D] of a product on a card (`linear.streamed_parts`), `weight` [D] -> the plain norm of their
+    sum, which is rounded to the weight's dtype first as the product would be: [R, D]."""
+    count, rows, width = parts.shape
+    require_contiguous("parts", parts, (count, rows, width), torch.float32)
+    require("weight", weight, (width,), torch.float32, torch.bfloat16)
+    out = torch.empty((rows, width), dtype=weight.dtype, device=parts.device)
+    if rows:
+        block, overlapping = triton.next_power_of_2(width), overlaps(parts)
+        _summed_rms_norm_kernel[(rows,)](
+            parts,
+            weight,
+            out,
+            rows,
+            eps,
+            D=width,
+            BLOCK=block,
+            PARTS=count,
+            OVERLAPS=overlapping,
+            num_warps=min(max(block // 256, 1), 16),
+            launch_pdl=overlapping,
+        )
+    return out
 
 
 def gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

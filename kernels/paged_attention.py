@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import triton
 
 from kernels.launch_checks import require, require_contiguous, require_head_dim
-from kernels.paged_attention_kernels import attend_parts, combine_gated_parts, gate_rows
+from kernels.paged_attention_kernels import attend_parts, attend_rows, combine_gated_parts, gate_rows
 
 # -------------------------------------------------------------------------------------------------- pages
 
@@ -37,7 +37,8 @@ def write_pages(
 ) -> None:
     """Writes `rows` [B, T, Hkv, D] into one layer of a pool, `pool` [pages, 64, Hkv, D], at positions start + i.
 
-    `page_table` int64 [B, M], `start`, `valid` int64 [B]. Rounds to the pool's dtype. In place.
+    `page_table` int64 [B, M], `start`, `valid` int64 [B]. Rounds to the pool's dtype. In place. The reference of a
+    write: on a card `place_heads` and `store_context_kv` write what attention reads.
     """
     page_tokens = pool.shape[1]
     column = torch.arange(rows.shape[1], device=rows.device)
@@ -112,32 +113,34 @@ MULTIPROCESSORS = 132
 
 @dataclass(frozen=True)
 class Tiling:
-    """A launch of the kernel: query rows and keys of a tile, programs that share all contexts for one tile of query
-    rows, warps of a program, stages of its loads. `rows`, `keys`: powers of two of at least 16; `keys` divides a
-    page."""
+    """A launch of the kernels: query rows and keys of a tile, programs that share all contexts for one tile of query
+    rows, warps of a program, stages of its loads; query rows whose parts one program sums. `rows`, `keys`, `summed`:
+    powers of two, the first two of at least 16; `keys` divides a page. One slot: no contexts are shared."""
 
     rows: int
     keys: int
     slots: int
     warps: int
     stages: int
+    summed: int
 
     @classmethod
-    def of(cls, kv_heads: int, rows: int, head_dim: int, itemsize: int, longest: int) -> Tiling:
-        """For `rows` query rows a kv head, and at most `longest` tokens in all contexts together.
+    def of(cls, batch: int, kv_heads: int, rows: int, head_dim: int, itemsize: int, longest: int) -> Tiling:
+        """For `batch` rows of `rows` query rows a kv head, and at most `longest` tokens in all contexts together.
 
-        A matrix instruction takes 64 rows, or 16 at half the speed; 128 halve what a chunk reads, but their sums leave
-        registers for whole contexts only. The programs at one time are as many as shared memory and registers take.
+        A matrix instruction takes 64 rows, or 16 at half the speed; 128 halve what is read. Keys wait in as many stages
+        as shared memory has room for. The programs at one time are as many as it and registers take.
         """
-        if itemsize == 4:
-            block_rows, keys, stages = 16, 32, 1
-        else:
-            fills = kv_heads * triton.cdiv(rows, 128) >= MULTIPROCESSORS
-            block_rows, keys, stages = 128 if fills else 64 if rows > 16 else 16, 64, 2
-        large = itemsize == 4 or block_rows * head_dim > 8192
+        large = head_dim > 128 or itemsize == 4
+        block_rows = 16 if rows <= 16 or itemsize == 4 else 64 if rows <= 64 else 128
+        keys, stages = (32, 1) if itemsize == 4 else (32, 3) if block_rows == 128 else (64, 3)
         at_once = MULTIPROCESSORS if large else 2 * MULTIPROCESSORS
         slots = at_once // (kv_heads * triton.cdiv(rows, block_rows))
-        return cls(block_rows, keys, max(1, min(slots, triton.cdiv(longest, keys))), 8 if large else 4, stages)
+        slots = max(1, min(slots, triton.cdiv(longest, keys)))
+        if slots == 1 and block_rows == 128:
+            keys, stages = 64, 2
+        summed = min(8, triton.next_power_of_2(max(1, batch * kv_heads * rows // (4 * MULTIPROCESSORS))))
+        return cls(block_rows, keys, slots, 8 if large or block_rows == 128 else 4, stages, summed)
 
 
 def paged_attention_triton(
@@ -158,80 +161,51 @@ def paged_attention_triton(
     group, table_width = query_heads // kv_heads, page_table.shape[1]
     rows = width * group
     if tiling is None:
-        tiling = Tiling.of(kv_heads, rows, head_dim, q.element_size(), batch * table_width * page_tokens)
+        tiling = Tiling.of(batch, kv_heads, rows, head_dim, q.element_size(), batch * table_width * page_tokens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.numel():
         return out
-    whole = tiling.slots == 1
-    parts = tiling.slots + batch - 1
-    lanes = triton.next_power_of_2(batch)
-    kept = (kv_heads, 0 if whole else parts, rows)
-    best, total = torch.empty((2, *kept), dtype=torch.float32, device=q.device)
-    mixed = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
-    attend_parts[(kv_heads * triton.cdiv(rows, tiling.rows), parts)](
-        q,
-        keys,
-        values,
-        page_table,
-        start,
-        valid,
-        best,
-        total,
-        mixed,
-        out,
-        keys.stride(0),
-        table_width,
-        batch,
-        width,
-        tiling.slots,
-        scale * math.log2(math.e),
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_TOKENS=page_tokens,
-        LANES=lanes,
-        ROWS=tiling.rows,
-        KEYS=tiling.keys,
-        WHOLE=whole,
-        STAGES=tiling.stages,
-        num_warps=tiling.warps,
-    )
-    if whole:
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim}
+    tile = {"PAGE_TOKENS": page_tokens, "ROWS": tiling.rows, "KEYS": tiling.keys, "STAGES": tiling.stages}
+    steps = keys.stride(0), table_width
+    row_tiles = kv_heads * triton.cdiv(rows, tiling.rows)
+    base2 = scale * math.log2(math.e)
+    if tiling.slots == 1:
+        attend_rows[(row_tiles, batch)](
+            *(q, keys, values, page_table, start, valid, out, *steps, width, base2),
+            **sizes,
+            **tile,
+            num_warps=tiling.warps,
+        )
         gated = triton.next_power_of_2(4096 // head_dim)
         gate_rows[(triton.cdiv(width * query_heads, gated), batch)](
-            gate,
-            valid,
-            out,
-            *gate.stride()[:3],
-            width,
+            *(gate, valid, out, *gate.stride()[:3], width),
             HEADS=query_heads,
             HEAD_DIM=head_dim,
             ROWS=gated,
             num_warps=4,
         )
-    else:
-        combine_gated_parts[(query_heads, width, batch)](
-            gate,
-            start,
-            valid,
-            best,
-            total,
-            mixed,
-            out,
-            *gate.stride()[:3],
-            batch,
-            width,
-            tiling.slots,
-            parts,
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            LANES=lanes,
-            KEYS=tiling.keys,
-            PARTS_PADDED=triton.next_power_of_2(tiling.slots),
-            STEP=16,
-            num_warps=4,
-        )
+        return out
+    lanes, parts = triton.next_power_of_2(batch), tiling.slots + batch - 1
+    kept = (kv_heads, parts, rows)
+    best, total = torch.empty((2, *kept), dtype=torch.float32, device=q.device)
+    mixed = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
+    attend_parts[(row_tiles, parts)](
+        *(q, keys, values, page_table, start, valid, best, total, mixed, *steps, batch, width, tiling.slots, base2),
+        **sizes,
+        **tile,
+        LANES=lanes,
+        num_warps=tiling.warps,
+    )
+    combine_gated_parts[(triton.cdiv(rows, tiling.summed), kv_heads, batch)](
+        *(gate, start, valid, best, total, mixed, out, *gate.stride()[:3], batch, width, tiling.slots, parts),
+        **sizes,
+        LANES=lanes,
+        KEYS=tiling.keys,
+        ROWS=tiling.summed,
+        STEP=min(triton.next_power_of_2(tiling.slots), 64 if tiling.summed == 1 else 32 // tiling.summed),
+        num_warps=4,
+    )
     return out
 
 

@@ -1,10 +1,11 @@
-"""The launches of paged attention: shares of the rows' contexts, then the sum of the shares and the gate.
+"""The launches of paged attention: parts of the rows' contexts, their sum and the gate; or whole contexts, and it.
 
-The rows of a batch are cut into parts of one length by their lengths on the device: each of about `slots` programs
-takes one part of one row, so that a single long row is spread over as many as many short ones. A query row is a
-(column, head of the group) of one kv head. Each part leaves, for its query rows, the largest score (base 2), the sum of
-weights and the sum of weighted values. Where query rows alone give enough programs a part is a whole row: its program
-leaves the result, and only the gate is applied to it later (beside the sums it would not fit into registers).
+A query row is a (column, head of the group) of one kv head. Where query rows are few, the rows of a batch are cut into
+parts of one length by their lengths on the device: each of about `slots` programs takes one part of one row, so that a
+single long row is spread over as many as many short ones. Each part leaves, for its query rows, the largest score (base
+2), the sum of weights and the sum of weighted values. Where query rows alone give enough programs, each takes a whole
+context and leaves the result, and only the gate is applied to it later (beside the sums it would not fit into
+registers).
 
 Source: Dao et al. 2023, "Flash-Decoding" (splitting the keys of few queries); rounding as `kernels/paged_attention.py`
 says.
@@ -18,19 +19,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention_tile import take_tile
+from kernels.attention_tile import take_seen_tile, take_tile
 
 
 @triton.jit
 def parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS: tl.constexpr, LANES: tl.constexpr):
     """(keys of a part, number of parts of each row [LANES]): a multiple of KEYS, and at most `slots` + batch - 1
-    parts. A row without live columns has none."""
+    parts. A row without live columns has none.
+
+    An even share of all keys cuts most rows once more than there are slots for, and who comes last waits for a slot. So
+    the part is up to a half longer than that, as soon as all parts run at one time.
+    """
     lane = tl.arange(0, LANES)
     valid = tl.load(valid_ptr + lane, mask=lane < batch, other=0).to(tl.int32)
     start = tl.load(start_ptr + lane, mask=lane < batch, other=0).to(tl.int32)
-    length = tl.where(valid > 0, start + valid, 0)
-    share = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(length, 0), slots), KEYS), 1) * KEYS
-    return share, tl.cdiv(length, share)
+    tiles = tl.where(valid > 0, tl.cdiv(start + valid, KEYS), 0)
+    least = tl.maximum(tl.cdiv(tl.sum(tiles, 0), slots), 1)
+    longer = least + least * tl.arange(0, 16) // 32
+    parts = tl.sum(tl.cdiv(tiles[:, None], longer[None, :]), 0)
+    fitting = tl.min(tl.where(parts <= slots, longer, 1 << 30), 0)
+    share = tl.where(fitting == 1 << 30, least, fitting)
+    return share * KEYS, tl.cdiv(tiles, share)
 
 
 @triton.jit
@@ -41,6 +50,114 @@ def _gated(mixture, gate, live, dtype: tl.constexpr):
 
 
 @triton.jit
+def _take_tiles(
+    q,
+    keys_ptr,
+    values_ptr,
+    pages_ptr,
+    begin,
+    end,
+    stop,
+    position,
+    scale,
+    best,
+    total,
+    mixed,
+    page_stride,
+    table_width,
+    TOKEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The tiles of keys [begin, end) into the running softmax of query rows at `position` [M]. `keys_ptr`,
+    `values_ptr`: one kv head's, TOKEN numbers from token to token. MASKED: a row sees keys up to its own position, and
+    none from `stop` on is read; else every row sees every key.
+
+    A tile lies in one page: it begins at a multiple of KEYS, which divides a page. The next tile's page is read a tile
+    ahead, or each tile would wait for it before its keys can be asked for.
+    """
+    in_tile = (tl.arange(0, KEYS) * TOKEN)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+    page = tl.load(pages_ptr + begin // PAGE_TOKENS, mask=begin < end, other=0)
+    for key_of_tile in tl.range(begin, end, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+        at_tile = page * page_stride + (key_of_tile % PAGE_TOKENS) * TOKEN
+        if MASKED:
+            key = key_of_tile + tl.arange(0, KEYS)
+            there = (key < stop)[:, None]
+            k = tl.load(keys_ptr + at_tile + in_tile, mask=there, other=0.0).to(q.dtype)
+            v = tl.load(values_ptr + at_tile + in_tile, mask=there, other=0.0).to(q.dtype)
+            visible = key[None, :] <= position[:, None]
+            best, total, mixed = take_tile(q, k, v, visible, scale, best, total, mixed)
+        else:
+            k = tl.load(keys_ptr + at_tile + in_tile).to(q.dtype)
+            v = tl.load(values_ptr + at_tile + in_tile).to(q.dtype)
+            best, total, mixed = take_seen_tile(q, k, v, scale, best, total, mixed)
+        page = tl.load(pages_ptr + tl.minimum((key_of_tile + KEYS) // PAGE_TOKENS, table_width - 1))
+    return best, total, mixed
+
+
+@triton.jit
+def _seen(first_row, start, valid, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Keys that at least one live row of a tile of query rows sees."""
+    last_column = tl.minimum((first_row + ROWS - 1) // GROUP + 1, valid)
+    return tl.where(first_row // GROUP < valid, start + last_column, 0)
+
+
+@triton.jit
+def _take_keys(
+    q,
+    keys_ptr,
+    values_ptr,
+    pages_ptr,
+    begin,
+    stop,
+    common,
+    position,
+    scale,
+    page_stride,
+    table_width,
+    TOKEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """(best, total, mixed) of keys [begin, stop). Every row of the tile sees the keys before `common`: only the few
+    tiles after them ask who sees what."""
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    middle = begin + tl.maximum(tl.minimum(common, stop) - begin, 0) // KEYS * KEYS
+    for masked in tl.static_range(2):
+        best, total, mixed = _take_tiles(
+            q,
+            keys_ptr,
+            values_ptr,
+            pages_ptr,
+            middle if masked else begin,
+            stop if masked else middle,
+            stop,
+            position,
+            scale,
+            best,
+            total,
+            mixed,
+            page_stride,
+            table_width,
+            TOKEN,
+            HEAD_DIM,
+            PAGE_TOKENS,
+            KEYS,
+            masked == 1,
+            STAGES,
+        )
+    return best, total, mixed
+
+
+@triton.jit(do_not_specialize=["table_width", "batch", "width", "slots"])
 def attend_parts(
     q_ptr,
     keys_ptr,
@@ -51,7 +168,6 @@ def attend_parts(
     best_ptr,
     total_ptr,
     mixed_ptr,
-    out_ptr,
     page_stride,
     table_width,
     batch,
@@ -65,73 +181,172 @@ def attend_parts(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program (kv head and tile of query rows, part). WHOLE: part b is all of row b, and `out` is what it leaves."""
-    # Of a chunk, later tiles see more keys: they begin first, so that none is left for the end.
-    tile = tl.num_programs(0) // KV_HEADS - 1 - tl.program_id(0) // KV_HEADS
-    kv_head, part = tl.program_id(0) % KV_HEADS, tl.program_id(1)
-    if WHOLE:
-        lane = part
-        begin, share = 0, 1 << 30
-    else:
-        share, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
-        ends = tl.cumsum(parts, 0)
-        lane = tl.sum((ends <= part).to(tl.int32), 0)
-        if lane >= batch:
-            return
-        begin = (part - tl.sum(tl.where(tl.arange(0, LANES) < lane, parts, 0), 0)) * share
+    """Program (kv head and tile of query rows, part)."""
+    kv_head, first_row = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS * ROWS
+    part, index = tl.program_id(1), tl.arange(0, LANES)
+    share, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
+    lane = tl.sum((tl.cumsum(parts, 0) <= part).to(tl.int32), 0)
+    if lane >= batch:
+        return
+    begin = (part - tl.sum(tl.where(index < lane, parts, 0), 0)) * share
 
     start, valid = tl.load(start_ptr + lane).to(tl.int32), tl.load(valid_ptr + lane).to(tl.int32)
-    first_column = tile * ROWS // GROUP
-    last_column = (tile * ROWS + ROWS - 1) // GROUP
-    seen = tl.where(first_column < valid, start + tl.minimum(last_column + 1, valid), 0)
-    stop = tl.minimum(begin + share, seen)
-
-    row = tile * ROWS + tl.arange(0, ROWS)
-    column = row // GROUP
-    real = row < width * GROUP
-    rows = width * GROUP
-    slot_of_row = (kv_head * tl.num_programs(1) + part).to(tl.int64) * rows + row
-    if (begin >= stop) & (not WHOLE):
-        tl.store(best_ptr + slot_of_row, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
+    stop = tl.minimum(begin + share, _seen(first_row, start, valid, GROUP, ROWS))
+    row, rows = first_row + tl.arange(0, ROWS), width * GROUP
+    real = row < rows
+    place = (kv_head * tl.num_programs(1) + part).to(tl.int64) * rows + row
+    if begin >= stop:
+        tl.store(best_ptr + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
         return
-
-    dim = tl.arange(0, HEAD_DIM)
-    head = kv_head * GROUP + row % GROUP
-    at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    column, dim = row // GROUP, tl.arange(0, HEAD_DIM)
+    at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_DIM
     q = tl.load(q_ptr + at_q[:, None] + dim[None, :], mask=real[:, None], other=0.0)
-    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    best, total, mixed = _take_keys(
+        q,
+        keys_ptr + kv_head * HEAD_DIM,
+        values_ptr + kv_head * HEAD_DIM,
+        table_ptr + lane.to(tl.int64) * table_width,
+        begin,
+        stop,
+        start + first_row // GROUP + 1,
+        start + column,
+        scale,
+        page_stride,
+        table_width,
+        KV_HEADS * HEAD_DIM,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        ROWS,
+        KEYS,
+        STAGES,
+    )
+    tl.store(best_ptr + place, best, mask=real)
+    tl.store(total_ptr + place, total, mask=real)
+    tl.store(mixed_ptr + place[:, None] * HEAD_DIM + dim[None, :], mixed, mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["batch", "width", "slots", "parts_of_all"])
+def combine_gated_parts(
+    gate_ptr,
+    start_ptr,
+    valid_ptr,
+    best_ptr,
+    total_ptr,
+    mixed_ptr,
+    out_ptr,
+    gate_row,
+    gate_column,
+    gate_head,
+    batch,
+    width,
+    slots,
+    parts_of_all,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Program (tile of query rows, kv head, row of the batch), STEP parts at a time. A part without a key has
+    best = -inf and leaves the rest of it unwritten."""
+    kv_head, lane = tl.program_id(1), tl.program_id(2)
+    row, dim, of_step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD_DIM), tl.arange(0, STEP)
+    rows = width * GROUP
+    column, head = row // GROUP, kv_head * GROUP + row % GROUP
+    live = column < tl.load(valid_ptr + lane)
+    at_gate = lane.to(tl.int64) * gate_row + column.to(tl.int64) * gate_column + head * gate_head
+    gate = tl.load(gate_ptr + at_gate[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+    _, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
+    index = tl.arange(0, LANES)
+    first = tl.sum(tl.where(index < lane, parts, 0), 0)
+    count = tl.sum(tl.where(index == lane, parts, 0), 0)
+
+    place = (kv_head * parts_of_all + first).to(tl.int64) * rows + row
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-
-    # A tile lies in one page: it begins at a multiple of KEYS, which divides a page. The next tile's page is read a
-    # tile ahead, or each tile would wait for it before its keys can be asked for.
-    in_tile = (tl.arange(0, KEYS) * (KV_HEADS * HEAD_DIM))[:, None] + dim[None, :]
-    pages = table_ptr + lane.to(tl.int64) * table_width
-    page = tl.load(pages + begin // PAGE_TOKENS, mask=begin < stop, other=0)
-    for key_of_tile in tl.range(begin, stop, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
-        key = key_of_tile + tl.arange(0, KEYS)
-        there = (key < stop)[:, None]
-        at_tile = page * page_stride + (key_of_tile % PAGE_TOKENS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        k = tl.load(keys_ptr + at_tile + in_tile, mask=there, other=0.0).to(q.dtype)
-        v = tl.load(values_ptr + at_tile + in_tile, mask=there, other=0.0).to(q.dtype)
-        visible = key[None, :] <= (start + column)[:, None]
-        best, total, mixed = take_tile(q, k, v, visible, scale, best, total, mixed)
-        page = tl.load(pages + tl.minimum((key_of_tile + KEYS) // PAGE_TOKENS, table_width - 1))
-
-    if WHOLE:
-        # Columns that are not live come out as they may: the second launch leaves zeros for them.
-        out = (mixed / tl.where(total > 0, total, 1.0)[:, None]).to(q.dtype)
-        tl.store(out_ptr + at_q[:, None] + dim[None, :], out, mask=real[:, None])
-    else:
-        tl.store(best_ptr + slot_of_row, best, mask=real)
-        tl.store(total_ptr + slot_of_row, total, mask=real)
-        tl.store(mixed_ptr + slot_of_row[:, None] * HEAD_DIM + dim[None, :], mixed, mask=real[:, None])
+    mixture = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    for begin in range(0, count, STEP):  # pyright: ignore[reportArgumentType]
+        at = place[:, None] + (begin + of_step)[None, :] * rows
+        there = live[:, None] & (begin + of_step < count)[None, :]
+        best = tl.load(best_ptr + at, mask=there, other=float("-inf"))
+        weight = tl.load(total_ptr + at, mask=there, other=0.0)
+        mixed = tl.load(mixed_ptr + at[:, :, None] * HEAD_DIM + dim[None, None, :], mask=there[:, :, None], other=0.0)
+        some = best > float("-inf")
+        higher = tl.maximum(highest, tl.max(best, 1))
+        shift = tl.where(higher > float("-inf"), higher, 0.0)
+        share = tl.exp2(best - shift[:, None])
+        kept = tl.exp2(highest - shift)
+        total = total * kept + tl.sum(tl.where(some, weight, 0.0) * share, 1)
+        mixed = tl.where(some[:, :, None], mixed, 0.0) * share[:, :, None]
+        mixture = mixture * kept[:, None] + tl.sum(mixed, 1)
+        highest = higher
+    dtype = out_ptr.dtype.element_ty
+    out = _gated(mixture / tl.where(live, total, 1.0)[:, None], gate, live[:, None], dtype)
+    at_out = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    tl.store(out_ptr + at_out[:, None] + dim[None, :], out, mask=(row < rows)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "width"])
+def attend_rows(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    start_ptr,
+    valid_ptr,
+    out_ptr,
+    page_stride,
+    table_width,
+    width,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Program (kv head and tile of query rows, row of the batch): a whole context. Columns that are not live come out
+    as they may: the gate's launch leaves zeros for them."""
+    # Later tiles see more keys: they begin first, so that none is left for the end.
+    tile = tl.num_programs(0) // KV_HEADS - 1 - tl.program_id(0) // KV_HEADS
+    kv_head, lane, first_row = tl.program_id(0) % KV_HEADS, tl.program_id(1), tile * ROWS
+    start, valid = tl.load(start_ptr + lane).to(tl.int32), tl.load(valid_ptr + lane).to(tl.int32)
+    row = first_row + tl.arange(0, ROWS)
+    column, dim = row // GROUP, tl.arange(0, HEAD_DIM)
+    real = (row < width * GROUP)[:, None]
+    at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_DIM
+    q = tl.load(q_ptr + at_q[:, None] + dim[None, :], mask=real, other=0.0)
+    stop = _seen(first_row, start, valid, GROUP, ROWS)
+    _best, total, mixed = _take_keys(
+        q,
+        keys_ptr + kv_head * HEAD_DIM,
+        values_ptr + kv_head * HEAD_DIM,
+        table_ptr + lane.to(tl.int64) * table_width,
+        0,
+        stop,
+        start + first_row // GROUP + 1,
+        start + column,
+        scale,
+        page_stride,
+        table_width,
+        KV_HEADS * HEAD_DIM,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        ROWS,
+        KEYS,
+        STAGES,
+    )
+    out = (mixed / tl.where(total > 0, total, 1.0)[:, None]).to(q.dtype)
+    tl.store(out_ptr + at_q[:, None] + dim[None, :], out, mask=real)
+
+
+@triton.jit(do_not_specialize=["width"])
 def gate_rows(
     gate_ptr,
     valid_ptr,
@@ -155,58 +370,3 @@ def gate_rows(
     gate = tl.load(gate_ptr + at_gate[:, None] + dim, mask=live, other=0.0)
     out = tl.load(at_out, mask=live, other=0.0)
     tl.store(at_out, _gated(out.to(tl.float32), gate, live, out.dtype), mask=(column < width)[:, None])
-
-
-@triton.jit
-def combine_gated_parts(
-    gate_ptr,
-    start_ptr,
-    valid_ptr,
-    best_ptr,
-    total_ptr,
-    mixed_ptr,
-    out_ptr,
-    gate_row,
-    gate_column,
-    gate_head,
-    batch,
-    width,
-    slots,
-    parts_of_all,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    LANES: tl.constexpr,
-    KEYS: tl.constexpr,
-    PARTS_PADDED: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Program (query head, column, row). A part without a key has best = -inf and leaves the rest of it unwritten."""
-    head, column, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    dim = tl.arange(0, HEAD_DIM)
-    dtype = out_ptr.dtype.element_ty
-    at_out = out_ptr + ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + head) * HEAD_DIM + dim
-    if column >= tl.load(valid_ptr + lane):
-        tl.store(at_out, tl.zeros((HEAD_DIM,), dtype))
-        return
-    gate = tl.load(gate_ptr + lane.to(tl.int64) * gate_row + column.to(tl.int64) * gate_column + head * gate_head + dim)
-    _, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
-    index = tl.arange(0, LANES)
-    first = tl.sum(tl.where(index < lane, parts, 0), 0)
-    count = tl.sum(tl.where(index == lane, parts, 0), 0)
-
-    rows = width * GROUP
-    first_slot = (head // GROUP * parts_of_all + first).to(tl.int64) * rows + column * GROUP + head % GROUP
-    part = tl.arange(0, PARTS_PADDED)
-    best = tl.load(best_ptr + first_slot + part * rows, mask=part < count, other=float("-inf"))
-    total = tl.load(total_ptr + first_slot + part * rows, mask=best > float("-inf"), other=0.0)
-    highest = tl.max(best, 0)
-    total = tl.sum(total * tl.exp2(best - highest), 0)
-    mixture = tl.zeros((HEAD_DIM,), tl.float32)
-    for begin in range(0, count, STEP):  # pyright: ignore[reportArgumentType]
-        of_step = begin + tl.arange(0, STEP)
-        slot = first_slot + of_step * rows
-        weight = tl.exp2(tl.load(best_ptr + slot, mask=of_step < count, other=float("-inf")) - highest)
-        mixed = tl.load(mixed_ptr + slot[:, None] * HEAD_DIM + dim[None, :], mask=(weight > 0)[:, None], other=0.0)
-        mixture += tl.sum(mixed * weight[:, None], 0)
-    tl.store(at_out, _gated(mixture / total, gate, True, dtype))

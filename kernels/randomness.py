@@ -87,7 +87,7 @@ def exponential(
 
 
 @triton.jit
-def words_at(seed, block, position, purpose: tl.constexpr, sub):
+def words_at(seed, block, position, purpose, sub):
     """The four output words, uint32. `seed`, `block` (token >> 2), `position` and `sub` are int64 of one shape."""
     return tl.philox(
         seed, block.to(tl.uint32), position.to(tl.uint32), (block * 0 + purpose).to(tl.uint32), sub.to(tl.uint32)

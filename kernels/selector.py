@@ -8,7 +8,8 @@
     so that a draft is right wherever q and p agree, and nothing but p decides what is generated
 
 On a card what would be picked after each candidate of the column before is found for all of them at once, since a draw
-depends on its column and its law alone; then one program a request follows the picks.
+depends on its column and its law alone; then one program a request follows the picks, one exchange between lanes a
+step.
 
 It is a walk that conditions on the token actually picked, not a search for the best path. q is FP32 and is exactly the
 distribution that acceptance needs. No other sampling control applies.
@@ -17,7 +18,7 @@ Source: specification (selector, temperature rule, RNG key); decisions 9 and 13.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.randomness import PROPOSAL, TARGET, exponential, exponential_at, uniform, uniform_at
+
+_ORIGINS = 2
+"""Candidates whose picks one program finds: they share the rows of the column's candidates."""
 
 
 def select_path_reference(
@@ -81,18 +86,18 @@ def draw_rank(law: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _drawn_rank(law, u, c, C: tl.constexpr):
-    """`draw_rank` of one law [C]. Only a possible rank can be the first above: a sum taken in another order may grow
-    where nothing was added."""
-    cumulative = tl.cumsum(law, 0)
-    total = tl.sum(tl.where(c == C - 1, cumulative, 0.0), 0)
-    above = tl.min(tl.where((cumulative > u * total) & (law > 0), c, C), 0)
-    return tl.where(above < C, above, tl.max(tl.where(law > 0, c, 0), 0))
+    """`draw_rank` of laws [P, C] with one u. Only a possible rank can be the first above: a sum taken in another order
+    may grow where nothing was added."""
+    cumulative = tl.cumsum(law, 1)
+    total = tl.sum(tl.where(c[None, :] == C - 1, cumulative, 0.0), 1)[:, None]
+    above = tl.min(tl.where((cumulative > u * total) & (law > 0), c[None, :], C), 1)
+    return tl.where(above < C, above, tl.max(tl.where(law > 0, c[None, :], 0), 1))
 
 
 @triton.jit
 def _lowest_rank(values, c, C: tl.constexpr):
-    """The lowest rank of the least of `values` [C]."""
-    return tl.min(tl.where(values == tl.min(values, 0), c, C - 1), 0)
+    """The lowest rank of the least of each `values` [P, C]."""
+    return tl.min(tl.where(values == tl.min(values, 1)[:, None], c[None, :], C - 1), 1)
 
 
 @triton.jit
@@ -114,44 +119,50 @@ def _pick_kernel(
     CHOICES: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
+    ORIGINS: tl.constexpr,
     RACES: tl.constexpr,
     PROPOSAL: tl.constexpr,
     TARGET: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """Program (p, column i, b): what is picked, and from which law, if the path comes from candidate p of column i - 1.
-    Column 0 comes from the anchor, whatever p."""
-    came_from, i, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if (i == 0) & (came_from > 0):
-        return
+    """Program (ORIGINS candidates p of column i - 1, column i, b): what is picked, and from which law, if the path
+    comes from p. Column 0 comes from the anchor, whatever p."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
+    i, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = row * tl.num_programs(1) + i
+    origin = tl.program_id(0) * ORIGINS + tl.arange(0, ORIGINS)
     c, r = tl.arange(0, C), tl.arange(0, R)
-    real, inside = c < CHOICES, r < rank
+    exists, real, inside = origin < CHOICES, c < CHOICES, r < rank
     tokens = tl.load(candidates_ptr + at * CHOICES + c, mask=real, other=0)
     anchor = tl.load(anchors_ptr + row)
-    previous = tl.load(candidates_ptr + (at - 1) * CHOICES + came_from, mask=i > 0, other=0)
+    previous = tl.load(candidates_ptr + (at - 1) * CHOICES + origin, mask=exists & (i > 0), other=0)
     previous = tl.where(i > 0, previous, anchor)
     unary = tl.load(unary_ptr + at * CHOICES + c, mask=real, other=-float("inf"))
     hidden = tl.load(hidden_ptr + at * rank + r, mask=inside, other=0.0).to(tl.float32)
     after = tl.load(successor_ptr + tokens[:, None] * rank + r[None, :], mask=inside[None, :], other=0.0)
-    query = tl.load(predecessor_ptr + previous * rank + r, mask=inside, other=0.0).to(tl.float32) * hidden
-    edges = unary + tl.sum(after.to(tl.float32) * query[None, :], 1)
+    before = tl.load(predecessor_ptr + previous[:, None] * rank + r[None, :], mask=inside[None, :], other=0.0)
+    query = before.to(tl.float32) * hidden[None, :]
+    edges = unary[None, :] + tl.sum(after.to(tl.float32)[None, :, :] * query[:, None, :], 2)
 
     temperature = tl.load(temperature_ptr + row)
     greedy = temperature <= 0
     # the maximum is taken off first, so that a tiny temperature overflows to no mass and not to NaN
-    scaled = tl.div_rn(edges - tl.max(edges, 0), tl.where(greedy, 1.0, temperature) + edges * 0.0)
-    mass = tl.where(real & (edges > -float("inf")), tl.exp(scaled), 0.0)
-    best = _lowest_rank(-edges, c, C)
-    law = tl.where(greedy, (c == best).to(tl.float32), mass / tl.sum(mass, 0))
+    scaled = tl.div_rn(edges - tl.max(edges, 1)[:, None], tl.where(greedy, 1.0, temperature) + edges * 0.0)
+    mass = tl.where(real[None, :] & (edges > -float("inf")), tl.exp(scaled), 0.0)
+    law = tl.where(
+        greedy, (c[None, :] == _lowest_rank(-edges, c, C)[:, None]).to(tl.float32), mass / tl.sum(mass, 1)[:, None]
+    )
     seed, sub, position = tl.load(seeds_ptr + row), tl.load(sub_ptr + row), tl.load(frontier_ptr + row) + i
     pick = _drawn_rank(law, uniform_at(seed, position, PROPOSAL, sub), c, C)
     if RACES:
         shape = tokens * 0
         noise = exponential_at(shape + seed, shape + position, TARGET, shape + sub, tokens)
-        time = tl.where(law > 0, noise / tl.where(law > 0, law, 1.0), float("inf"))
+        time = tl.where(law > 0, noise[None, :] / tl.where(law > 0, law, 1.0), float("inf"))
         pick = tl.where(tl.load(reproducible_ptr + row) != 0, _lowest_rank(time, c, C), pick)
-    tl.store(picks_ptr + at * CHOICES + came_from, pick)
-    tl.store(laws_ptr + (at * CHOICES + came_from) * CHOICES + c, law, mask=real)
+    tl.store(picks_ptr + at * CHOICES + origin, pick, mask=exists)
+    to = laws_ptr + (at * CHOICES + origin[:, None]) * CHOICES + c[None, :]
+    tl.store(to, law, mask=exists[:, None] & real[None, :])
 
 
 @triton.jit
@@ -165,23 +176,27 @@ def _walk_kernel(
     COLUMN_BLOCK: tl.constexpr,
     CHOICES: tl.constexpr,
     C: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program b: follows the picks through the columns, then takes the tokens and laws along the path."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column, c = tl.arange(0, COLUMN_BLOCK), tl.arange(0, C)
     exists = column < COLUMNS
     at = row * COLUMNS + column
-    chosen = exists[:, None] & (c[None, :] < CHOICES)
-    picks = tl.load(picks_ptr + at[:, None] * CHOICES + c[None, :], mask=chosen, other=0)
     previous = column * 0
     ranks = column * 0
-    picked = tl.zeros((), tl.int32)
+    # in all lanes the same: a step is then one exchange between lanes
+    picked = c * 0
     for i in tl.static_range(COLUMNS):
-        previous = tl.where(column == i, picked, previous)
-        picked = tl.sum(tl.sum(tl.where((column[:, None] == i) & (c[None, :] == picked), picks, 0), 1), 0)
-        ranks = tl.where(column == i, picked, ranks)
+        picks = tl.load(picks_ptr + (row * COLUMNS + i) * CHOICES + c, mask=c < CHOICES, other=0)
+        previous = tl.where(column == i, tl.max(picked, 0), previous)
+        picked = tl.gather(picks, picked, 0)
+        ranks = tl.where(column == i, tl.max(picked, 0), ranks)
     tokens = tl.load(candidates_ptr + at * CHOICES + ranks, mask=exists, other=0)
     tl.store(drafts_ptr + at, tokens, mask=exists)
+    chosen = exists[:, None] & (c[None, :] < CHOICES)
     laws = tl.load(laws_ptr + (at * CHOICES + previous)[:, None] * CHOICES + c[None, :], mask=chosen, other=0.0)
     tl.store(law_ptr + at[:, None] * CHOICES + c[None, :], laws, mask=chosen)
 
@@ -218,7 +233,8 @@ def select_path_triton(
     padded = triton.next_power_of_2(max(choices, 16))
     laws = torch.empty(batch, columns, choices, choices, dtype=torch.float32, device=candidates.device)
     picks = torch.empty(batch, columns, choices, dtype=torch.int32, device=candidates.device)
-    _pick_kernel[(choices, columns, batch)](
+    overlapping = overlaps(candidates)
+    _pick_kernel[(triton.cdiv(choices, _ORIGINS), columns, batch)](
         candidates,
         unary,
         hidden,
@@ -236,10 +252,13 @@ def select_path_triton(
         CHOICES=choices,
         C=padded,
         R=triton.next_power_of_2(max(rank, 16)),
+        ORIGINS=_ORIGINS,
         RACES=reproducible is not None,
         PROPOSAL=PROPOSAL,
         TARGET=TARGET,
-        num_warps=4,
+        OVERLAPS=overlapping,
+        num_warps=2,
+        launch_pdl=overlapping,
     )
     _walk_kernel[(batch,)](
         candidates,
@@ -251,7 +270,9 @@ def select_path_triton(
         COLUMN_BLOCK=triton.next_power_of_2(columns),
         CHOICES=choices,
         C=padded,
+        OVERLAPS=overlapping,
         num_warps=1,
+        launch_pdl=overlapping,
     )
     return drafts, law
 

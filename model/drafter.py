@@ -314,16 +314,22 @@ class Drafter:
 
     def _enter(self, x: torch.Tensor, norm: torch.Tensor, convolution: Convolution | None) -> _Branch:
         """The branch that begins at the residual `x`."""
-        eps = self.config.rms_norm_eps
         if convolution is None:
-            return _Branch(x, plain_rms_norm(x, norm, eps), None, None)
-        prepared, delta = grouped_convolution.prepare(x, norm, convolution.base, convolution.projection, eps)
-        return _Branch(x, prepared, convolution, delta)
+            return _Branch(x, plain_rms_norm(x, norm, self.config.rms_norm_eps), None, None)
+        return self._convolved(grouped_convolution.enter(x, norm), convolution)
+
+    def _convolved(self, residual: grouped_convolution.Residual, convolution: Convolution) -> _Branch:
+        prepared, delta = grouped_convolution.prepare(
+            residual, convolution.base, convolution.projection, self.config.rms_norm_eps
+        )
+        return _Branch(residual.x, prepared, convolution, delta)
 
     def _leave(self, branch: _Branch, z: torch.Tensor, norm: torch.Tensor, convolution: Convolution | None) -> _Branch:
         """Adds a branch's output `z` to its residual, and enters the next branch there."""
         if branch.convolution is None or branch.finish_delta is None:
             x, n = add_plain_rms_norm(branch.residual, z, norm, self.config.rms_norm_eps)
             return _Branch(x, n, None, None)
-        x = grouped_convolution.finish(branch.residual, z, branch.convolution.base, branch.finish_delta)
-        return self._enter(x, norm, convolution)
+        residual = grouped_convolution.finish(branch.residual, z, branch.convolution.base, branch.finish_delta, norm)
+        if convolution is None:
+            return self._enter(residual.x, norm, None)
+        return self._convolved(residual, convolution)

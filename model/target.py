@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates
+from kernels.delta_prefill import prefill
 from kernels.head import head_scores
 from kernels.norms import add_offset_rms_norm, gated_rms_norm, offset_rms_norm
 from kernels.paged_attention import paged_attention
@@ -46,13 +47,24 @@ class TargetState:
 @dataclass(frozen=True)
 class Columns:
     """B rows of T input columns. `token_ids` [B, T]; `start` [B], the cache ordinal of column 0; `valid` [B], live
-    columns; `page_table` [B, M]; `slots` [B], the rows' images. All int64 on the model's device."""
+    columns; `page_table` [B, M]; `slots` [B], the rows' images. All int64 on the model's device.
+
+    `parent`, `depth` [B, T] are kept free for trees of drafts: which column of its row a column follows, and how many
+    after the frontier it is. Columns are a chain so far, i - 1 and i, which None stands for; ValueError for all else.
+    """
 
     token_ids: torch.Tensor
     start: torch.Tensor
     valid: torch.Tensor
     page_table: torch.Tensor
     slots: torch.Tensor
+    parent: torch.Tensor | None = None
+    depth: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parent", "depth"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"columns: {name} is given, must be None: trees of drafts are not verified yet")
 
     @property
     def positions(self) -> torch.Tensor:
@@ -237,7 +249,7 @@ class Target:
         short_convolution(projected, histories, columns.slots, weights.convolution, mixed, records.columns[kept])
         gates(a, b, weights.a_log, weights.dt_bias, g, beta)
         if advance:
-            out = gdn.prefill(mixed, g, beta, recurrent, columns.slots, columns.valid)
+            out = prefill(mixed, g, beta, recurrent, columns.slots, columns.valid)
             advance_histories(state.history[:, layer : layer + 1], columns.slots, records.columns, columns.valid)
         else:
             out = gdn.verify(mixed, g, beta, recurrent, columns.slots, columns.valid)

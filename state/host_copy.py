@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.image_copy import image_gather, image_scatter
 from state.checkpoint import Checkpoint
 from state.errors import StateError
 from state.geometry import PAGE_TOKENS
@@ -116,7 +117,7 @@ class HostTransfer:
             part.copy_(plane.rows[plane.first].view(torch.uint8), non_blocking=True)
             return
         for index, staged, host in self._chunks(plane, part):
-            torch.index_select(plane.rows, 0, index, out=staged.view(plane.rows.dtype).view(len(index), -1))
+            image_gather(plane.rows, index, staged.view(plane.rows.dtype).view(len(index), -1))
             host.copy_(staged, non_blocking=True)
 
     def _copy_back(self, plane: _Plane, part: torch.Tensor) -> None:
@@ -125,7 +126,7 @@ class HostTransfer:
             return
         for index, staged, host in self._chunks(plane, part):
             staged.copy_(host, non_blocking=True)
-            plane.rows.index_copy_(0, index, staged.view(plane.rows.dtype).view(len(index), -1))
+            image_scatter(plane.rows, index, staged.view(plane.rows.dtype).view(len(index), -1))
 
     def _chunks(self, plane: _Plane, part: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """As many rows as the staging buffer holds: their indices, and where they lie staged and on the host."""

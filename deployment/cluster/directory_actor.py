@@ -30,7 +30,7 @@ from deployment.ownership.messages import (
     Wait,
 )
 from deployment.ownership.registry import Registry
-from deployment.ownership.words import Member, SessionKey
+from deployment.ownership.words import Member, Order, SessionKey
 from deployment.stores import open_store
 from state.durable import DurableTier
 from state.errors import StateError
@@ -86,12 +86,12 @@ class DirectoryActor:
 
     # -------------------------------------------------------------------------------------------- replicas
 
-    async def renew(self, replica: str, node: str, handle: Any, held: Sequence[Held]) -> list[Grant | Join]:
+    async def renew(self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant]) -> list[Grant | Join]:
         """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
         now = time.monotonic()
         known = self._replicas.setdefault(replica, Replica(handle, now))
         known.renewed = now
-        self._directory.renew(replica, node, held, now)
+        self._directory.renew(replica, node, reports, now)
         self._reconcile()
         if not known.mail:
             known.has_mail.clear()
@@ -151,7 +151,7 @@ class DirectoryActor:
             self._scanning = asyncio.create_task(self._scan_durable())
 
     async def _scan_durable(self) -> None:
-        ids: list[SessionKey] = []
+        ids: list[tuple[SessionKey, Order]] = []
         while self._durable is not None:
             try:
                 ids = await asyncio.to_thread(_durable_sessions, self._durable)
@@ -192,6 +192,6 @@ class DirectoryActor:
             pass
 
 
-def _durable_sessions(place: str) -> list[SessionKey]:
+def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
     tier = DurableTier(open_store(place), 0, lambda document: None)
-    return [publication.key for publication in tier.sessions()]
+    return [(publication.key, publication.order) for publication in tier.sessions()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -50,7 +51,7 @@ log = logging.getLogger("ray.serve")
 class Transport(Protocol):
     """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Grant | Join] | None: ...
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None: ...
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
@@ -145,7 +146,8 @@ class OwnedSessions:
 
     def __contains__(self, key: SessionKey) -> bool:
         owned = self._owned.get(key)
-        return owned is not None and owned.opened is not None and owned.end is None
+        ended = owned is None or owned.end is not None or owned.owner.state is State.DELETED
+        return owned is not None and owned.opened is not None and not ended
 
     def epoch(self, key: SessionKey) -> Epoch:
         return self._owned[key].owner.epoch
@@ -160,12 +162,14 @@ class OwnedSessions:
     ) -> Opened:
         """Makes this replica the owner. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
-        if owned is None or owned.end is not None:
-            owned = self._owned[key] = _Owned(Owner(key, self._replica, offered_by))
+        if owned is None or owned.end is not None or owned.owner.state is State.DELETED:
+            tenure = f"{self._replica}/{secrets.token_hex(8)}"
+            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, offered_by))
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
-                await self._claim(owned, Claim(key, self._replica, self._node, given, anew), deadline)
+                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew)
+                await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await owned.until(lambda: owned.opened is not None)
         except TimeoutError:
@@ -180,6 +184,15 @@ class OwnedSessions:
         assert owned.opened is not None
         return owned.opened
 
+    def loaded(self, opened: Opened) -> bool:
+        """The replica has made its own state what `opened` said, and may append. False: the session was opened again
+        meanwhile, and is to be made anew of what `take` says now. Raises `NotOwned`."""
+        owned = self._mine(opened.key)
+        if owned.opened is not opened or owned.owner.state is not State.OPEN:
+            return False
+        owned.owner.loaded()
+        return True
+
     def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
         """Sends records to all copies, in this order, and returns the sequence of the last one: see `committed`.
 
@@ -189,7 +202,7 @@ class OwnedSessions:
         if owned.owner.state not in (State.OPEN, State.TAKING):
             raise NotOwned(f"session {key}: it is {owned.owner.state.value}")
         self._dispatch(owned, owned.owner.append(records, time.monotonic()))
-        return owned.owner.last_sequence
+        return owned.owner.last.sequence
 
     async def committed(self, key: SessionKey, sequence: int) -> None:
         """Waits until all copies hold the records up to `sequence`. Raises `NotOwned` if that cannot be any more."""
@@ -328,9 +341,9 @@ class OwnedSessions:
 
     async def _renew(self) -> None:
         while True:
-            held = [held for owned in self._owned.values() if (held := owned.owner.held) is not None]
+            reports = [report for owned in self._owned.values() if (report := owned.owner.report) is not None]
             sent = time.monotonic()
-            messages = await self._transport.renew(held)
+            messages = await self._transport.renew(reports)
             for message in messages or ():
                 self._directed(message)
             # An answer that came at once had something to say; otherwise the directory has waited for us.

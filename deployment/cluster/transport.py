@@ -116,8 +116,8 @@ class RayTransport:
         self._me = ray.get_runtime_context().current_actor
         self._stores: dict[str, Any] = {}
 
-    async def renew(self, held: Sequence[Held]) -> Sequence[Grant | Join] | None:
-        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, held)
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
+        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports)
         return await self._cluster.answered(answer, "renewal")
 
     async def claim(self, claim: Claim) -> FromDirectory | None:

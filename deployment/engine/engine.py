@@ -45,8 +45,10 @@ from deployment.engine.messages import (
     Preempt,
     PromptLogprobs,
     Publish,
+    Staged,
     StageSegments,
     Started,
+    StateCall,
     Submit,
     Suspend,
     Suspended,
@@ -135,35 +137,8 @@ class Engine:
                     self._preempt(command.turn)
                 case Suspend():
                     self._give_back(command)
-                case Checkpoint():
-                    self._emit(Checkpointed(command.call, command.session, self._checkpoint(command.session)))
-                case Unpin():
-                    for checkpoint in self._sessions.pinned(command.session, command.frontier):
-                        self._sessions.discard(checkpoint)
-                    self._emit(Unpinned(command.call, command.session, command.frontier))
-                case ExportPages():
-                    self._emit(self._exchange.pages(command, self._running(command.turn)))
-                case StageSegments():
-                    self._emit(self._exchange.stage(command))
-                case VerifyStaged():
-                    self._verify(command)
-                case DropStaged():
-                    self._emit(self._exchange.drop_staged(command))
-                case Export():
-                    self._emit(self._exchange.export(command))
-                case Publish():
-                    self._emit(self._exchange.publish(command))
-                case Import():
-                    self._detach(command.session)
-                    self._emit(self._exchange.import_(command))
-                case Fork():
-                    self._emit(self._exchange.fork(command))
-                case Drop():
-                    self._detach(command.session)
-                    self._sessions.drop(command.session)
-                    self._emit(Dropped(command.call, command.session))
-                case Inspect():
-                    self._emit(Facts(command.call, self.facts()))
+                case _:
+                    self._emit(self._answer(command))
         except EngineError as error:
             self._emit(Failed(ref, error.code, error.message, error.param))
         except CapacityError as error:
@@ -173,6 +148,38 @@ class Engine:
         except Exception as error:  # out of memory, a lost device: running turns must not end for one command
             logger.exception("a command failed")
             self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
+
+    def _answer(self, command: StateCall) -> Event:
+        """Of a command that ends no turn."""
+        match command:
+            case Checkpoint():
+                return Checkpointed(command.call, command.session, self._checkpoint(command.session))
+            case Unpin():
+                self._sessions.unpin(command.session, command.frontier)
+                return Unpinned(command.call, command.session, command.frontier)
+            case ExportPages():
+                return self._exchange.pages(command, self._running(command.turn))
+            case StageSegments():
+                return self._exchange.stage(command)
+            case VerifyStaged():
+                return self._verify(command)
+            case DropStaged():
+                return self._exchange.drop_staged(command)
+            case Export():
+                return self._exchange.export(command)
+            case Publish():
+                return self._exchange.publish(command)
+            case Import():
+                self._detach(command.session)
+                return self._exchange.import_(command)
+            case Fork():
+                return self._exchange.fork(command)
+            case Drop():
+                self._detach(command.session)
+                self._sessions.drop(command.session)
+                return Dropped(command.call, command.session)
+            case Inspect():
+                return Facts(command.call, self.facts())
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
@@ -367,9 +374,9 @@ class Engine:
         else:
             raise _not_here(turn)
 
-    def _verify(self, command: VerifyStaged) -> None:
+    def _verify(self, command: VerifyStaged) -> Staged:
         try:
-            self._emit(self._exchange.verify_staged(command))
+            return self._exchange.verify_staged(command)
         except EngineError:
             self._detach(command.session)
             self._sessions.drop(command.session)

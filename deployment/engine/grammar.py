@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar_compiler import GrammarCompiler
 from deployment.engine.messages import Grammar
-from kernels.masking import unpack
 from model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,10 +31,12 @@ _NOTHING = "NoExtension"
 
 @dataclass(frozen=True)
 class Masks:
-    """`forbidden` bool [B, W, V]; rows without a grammar, and columns that are never consumed, forbid nothing. `dead`:
-    of a row in which nothing may follow somewhere, the first such column, and what to say of it."""
+    """Of the lanes `rows`, those with a grammar: `bits` int32 [G, W, words], what each column allows, packed as
+    `kernels/masking.py` says; columns that are never consumed allow everything. `dead`: of a lane in which nothing may
+    follow somewhere, the first such column, and what to say of it."""
 
-    forbidden: torch.Tensor
+    bits: np.ndarray
+    rows: tuple[int, ...]
     dead: Mapping[int, tuple[int, EngineError]]
 
 
@@ -121,23 +121,17 @@ class Grammars:
 
     # ------------------------------------------------------------------------------------------------ masks
 
-    def masks(
-        self, lanes: Sequence[Lane], drafts: Sequence[Sequence[int]], width: int, device: torch.device
-    ) -> Masks | None:
+    def masks(self, lanes: Sequence[Lane], drafts: Sequence[Sequence[int]], width: int) -> Masks | None:
         """Masks of `width` columns for each lane, given its drafts; None if no lane has a grammar.
 
-        `drafts[b]` are the live ones; where a lane has fewer than width - 1, its last columns allow everything. They
-        cross to the device as bits.
+        `drafts[b]` are the live ones; where a lane has fewer than width - 1, its last columns allow everything.
         """
-        rows = [index for index, lane in enumerate(lanes) if lane.matcher is not None]
+        rows = tuple(index for index, lane in enumerate(lanes) if lane.matcher is not None)
         if not rows:
             return None
         bits = np.full((len(rows), width, self._words), -1, dtype=np.int32)
         dead = self._fill(bits, [lanes[row] for row in rows], [list(drafts[row]) for row in rows])
-        packed = torch.from_numpy(bits.view(np.uint8)).to(device)
-        forbidden = torch.zeros(len(lanes), width, self._public_rows, dtype=torch.bool, device=device)
-        forbidden[rows] = ~unpack(packed, self._public_rows)
-        return Masks(forbidden, {rows[index]: end for index, end in dead.items()})
+        return Masks(bits, rows, {rows[index]: end for index, end in dead.items()})
 
     def _fill(
         self, bits: np.ndarray, lanes: Sequence[Lane], drafts: Sequence[list[int]]

@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_engine(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> None:
-    """Runs until a None comes out of the queue. Waits for a command where there is nothing to do. However it ends,
-    turns that still run are told what they had committed."""
+    """Runs until a None comes out of the queue. Waits for a command where there is nothing to do. However it ends, the
+    turns that run are told what they had committed."""
     reason = "it was closed"
     try:
         engine.warm()
@@ -25,7 +25,7 @@ def run_engine(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> N
     finally:
         try:
             engine.abandon(f"the engine has ended: {reason}")
-        except Exception:  # what it says is worth less than the fault that ended it
+        except Exception:
             logger.exception("what running turns had committed could not be told")
 
 

@@ -370,9 +370,8 @@ class Inspect:
     call: str
 
 
-Call = (
-    Suspend
-    | Checkpoint
+StateCall = (
+    Checkpoint
     | Unpin
     | ExportPages
     | StageSegments
@@ -385,6 +384,8 @@ Call = (
     | Drop
     | Inspect
 )
+
+Call = Suspend | StateCall
 """Commands with one answer, which names their `call`."""
 
 Command = Submit | Cancel | Preempt | Call

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deployment.engine.controls import forbidden_ends, row_penalties, row_sampling
+from deployment.engine.controls import row_penalties, row_sampling, token_masks
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar import Grammars, Masks
@@ -27,6 +27,7 @@ from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.logprobs import licensed_logprobs, prompt_logprobs
 from deployment.engine.messages import TokenLogprob
+from deployment.engine.transfer import on_device
 from kernels.acceptance import Proposal, RowSampling, accept, choose
 from kernels.penalties import adjust_logits
 from model.drafter import DraftContext, DraftRows
@@ -105,7 +106,7 @@ class Executor:
     def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
         """The token after the prompt, chosen from the continuation hidden under position F - 1, and its logprob if the
         lane asked for it. Raises EngineError where the lane's grammar allows none."""
-        masks = self.grammars.masks([lane], [()], 1, self._device)
+        masks = self.grammars.masks([lane], [()], 1)
         if masks is not None and masks.dead:
             raise masks.dead[0][1]
         hidden = self._memory.images.hidden[lane.memory.slot]
@@ -139,7 +140,7 @@ class Executor:
         masks = None
         if constrained:
             live = [row[:count] for row, count in zip(drafts, extents, strict=True)]
-            masks = self.grammars.masks(lanes, live, width, self._device)
+            masks = self.grammars.masks(lanes, live, width)
         logits = self._models.target.logits(forward.hidden)
         verdict = accept(self._controlled(lanes, logits, proposal, masks), proposal, extent, frontier, sampling)
         accepted = verdict.accepted.tolist()
@@ -216,7 +217,7 @@ class Executor:
     # ------------------------------------------------------------------------------------------------ rows
 
     def _int(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return on_device(torch.tensor(values, dtype=torch.int64), self._device)
 
     def _slots(self, lanes: Sequence[Lane]) -> torch.Tensor:
         return self._int([lane.memory.slot for lane in lanes])
@@ -240,11 +241,9 @@ class Executor:
         """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
         width, vocabulary = logits.shape[1:]
         penalties = row_penalties(lanes, vocabulary, self._device)
-        forbidden = forbidden_ends(lanes, width, vocabulary, self._device)
-        if masks is not None:
-            forbidden = masks.forbidden if forbidden is None else forbidden | masks.forbidden
+        allowed = token_masks(lanes, masks, width, vocabulary, self._device)
         drafts = proposal.drafts if proposal is not None else self._int([[]] * len(lanes))
-        return adjust_logits(logits, drafts, penalties, forbidden)
+        return adjust_logits(logits, drafts, penalties, allowed)
 
 
 def _cut_at_dead_ends(

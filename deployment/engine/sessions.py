@@ -163,6 +163,11 @@ class SessionTable:
         """The explicit checkpoints that a session holds at `frontier`."""
         return tuple(c for c in self.checkpoints(session) if c.kind == "explicit" and c.frontier == frontier)
 
+    def unpin(self, session: str, frontier: int) -> None:
+        """Releases the explicit checkpoints that a session holds at `frontier`."""
+        for checkpoint in self.pinned(session, frontier):
+            self._evict(checkpoint)
+
     def discard(self, checkpoint: Checkpoint) -> None:
         """Releases one checkpoint, whoever holds it."""
         self._release(checkpoint)

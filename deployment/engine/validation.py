@@ -157,9 +157,12 @@ def _check_resumed(submit: Submit, resumed: Resumed, limit: int, public_rows: in
     if any(accepted < 0 for accepted in resumed.rounds) or len(resumed.rounds) > max(0, len(ids) - 1):
         message = f"resumed.rounds is {list(resumed.rounds)}, must be accepted drafts of rounds of {len(ids)} ids"
         raise EngineError(errors.INVALID_REQUEST, message, "resumed")
-    logprobs = [entry.token for entry in resumed.logprobs]
-    if submit.sampling.logprobs is not None and tuple(logprobs) != ids:
-        message = f"resumed.logprobs are of {len(logprobs)} ids, must be of the {len(ids)} of resumed.token_ids"
+    scored = tuple(entry.token for entry in resumed.logprobs)
+    if scored != (ids if submit.sampling.logprobs is not None else ()):
+        wanted = (
+            "of resumed.token_ids, each" if submit.sampling.logprobs is not None else "none, as logprobs is not set"
+        )
+        message = f"resumed.logprobs are of {len(scored)} ids, must be {wanted}"
         raise EngineError(errors.INVALID_REQUEST, message, "resumed")
 
 

@@ -27,7 +27,7 @@ from deployment.ownership.messages import (
     Wait,
 )
 from deployment.ownership.registry import Registry
-from deployment.ownership.words import NEVER, Epoch, Member, Named, SessionKey
+from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, Named, Order, SessionKey
 
 COPIES = 2
 REPEAT_SECONDS = 1.0
@@ -36,15 +36,22 @@ REPEAT_SECONDS = 1.0
 
 @dataclass
 class _Session:
-    """`named`: the last set that is known. `pending`: a grant that nobody has acted upon yet, as far as is known;
-    `given`: its owner offered the session, and remains it until then. `deleted`: its end is a tombstone. `barren`: no
-    copy that counts is left."""
+    """`named`: the last set that is known; `tenure`: the machine that writes it, once it has said so.
+
+    `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
+    remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
+    there. `barren`: no copy that counts is left. `begins`: it began anew under that epoch, and what is
+    older is another session's. `sent`: when it was last looked after.
+    """
 
     named: Named | None = None
+    tenure: str | None = None
     pending: Grant | None = None
     given: bool = False
-    deleted: bool = False
+    end: Order = NOTHING
+    deleted: Epoch | None = None
     barren: bool = False
+    begins: Epoch = NEVER
     sent: float = float("-inf")
 
     @property
@@ -52,10 +59,20 @@ class _Session:
         return max(self.named.epoch if self.named else NEVER, self.pending.epoch if self.pending else NEVER)
 
     @property
+    def gone(self) -> bool:
+        """Deleted, and nobody was granted it since who may have made it anew."""
+        return self.deleted is not None and self.epoch <= self.deleted
+
+    @property
     def owner(self) -> str | None:
         if self.pending is not None and not self.given:
             return self.pending.replica
         return self.named.owner if self.named else None
+
+    def ends_at(self, end: Order, deleted: Epoch | None) -> None:
+        """Somebody's log goes as far as that. Late news of a shorter one says nothing."""
+        if end >= self.end:
+            self.end, self.deleted = end, deleted
 
     @property
     def suspects(self) -> tuple[Member, ...]:
@@ -82,6 +99,8 @@ class Directory:
 
     def store_here(self, member: Member, index: Iterable[Ends], now: float) -> bool:
         """A store tells all that it holds. False: it is void, and must begin again with a fresh arena."""
+        if self._live.is_dead(member.node):
+            self._make_void(member)
         if not self._registry.may_count(member):
             return False
         for older in self._registry.stores():
@@ -100,11 +119,16 @@ class Directory:
         self._live.store_heard(member, now)
         return True
 
-    def renew(self, replica: str, node: str, held: Iterable[Held], now: float) -> None:
-        """A replica's lease, and what it owns."""
+    def renew(self, replica: str, node: str, reports: Iterable[Held | Grant], now: float) -> None:
+        """A replica's lease, what it owns, and which grants it acts upon, be they of an earlier directory."""
         self._live.renewed(replica, node, now)
-        for session in held:
-            self.hold(session)
+        for report in reports:
+            if isinstance(report, Held):
+                self.hold(report)
+            elif report.epoch > (session := self._sessions.setdefault(report.key, _Session())).epoch:
+                session.pending, session.sent = report, now
+                if report.named is not None and (session.named is None or report.named.epoch > session.named.epoch):
+                    session.named, session.tenure = report.named, None
 
     def replica_exited(self, replica: str) -> None:
         self._live.exited(replica)
@@ -115,10 +139,11 @@ class Directory:
             if member.node == node:
                 self._make_void(member)
 
-    def durable_ids(self, ids: Iterable[SessionKey]) -> None:
-        """The first scan of the durable tier: sessions of which no store may know anything any more."""
-        for key in ids:
-            self._sessions.setdefault(key, _Session(barren=True))
+    def durable_ids(self, ids: Iterable[tuple[SessionKey, Order]]) -> None:
+        """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
+        order under which it was last written there. A tombstone that is older is not theirs."""
+        for key, order in ids:
+            self._sessions.setdefault(key, _Session()).ends_at(order, None)
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions
@@ -126,13 +151,13 @@ class Directory:
     def locate(self, key: SessionKey, now: float) -> Placed | Wait | None:
         """None: there is no such session. Never that while somebody who might know has not answered."""
         session = self._sessions.get(key)
-        if session is None or session.deleted:
+        if session is None or session.gone:
             return Wait(key, REPEAT_SECONDS) if session is None and self._may_exist() else None
         return self._placed(key, session, now)
 
     def sessions(self, tenant: str, now: float) -> tuple[Placed, ...]:
         mine = ((key, session) for key, session in self._sessions.items() if key.tenant == tenant)
-        return tuple(self._placed(key, session, now) for key, session in mine if not session.deleted)
+        return tuple(self._placed(key, session, now) for key, session in mine if not session.gone)
 
     def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
         """A replica wants to become a session's owner."""
@@ -144,21 +169,21 @@ class Directory:
             return Wait(key, REPEAT_SECONDS)
         given = claim.given is not None and session.named is not None and claim.given == session.named.epoch
         owner = session.owner
-        if owner not in (None, claim.replica) and self._live.may_act(owner, now) and not given:
+        if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
         if not self._counting(session.suspects) or session.barren:
-            return self._begin(claim, now, anew=True) if claim.anew or session.deleted else Lost(key)
+            return self._begin(claim, now, anew=True) if claim.anew or session.gone else Lost(key)
         session.given = given and owner != claim.replica
-        return self._grant(key, session, claim.replica, self._best_set(session), now)
+        return self._grant(key, session, claim.replica, claim.tenure, self._best_set(session), now)
 
     # -------------------------------------------------------------------------------------------- owners
 
     def hold(self, held: Held) -> None:
         session = self._sessions.setdefault(held.key, _Session())
-        if held.epoch < (session.named.epoch if session.named else NEVER):
+        if held.epoch < max(session.named.epoch if session.named else NEVER, session.begins):
             return
-        session.named = Named(held.epoch, held.members, held.replica)
-        session.deleted = held.deleted
+        session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
+        session.ends_at(held.end, held.deleted)
         session.barren = False
         if session.pending is not None and session.pending.epoch <= held.epoch:
             session.pending, session.given = None, False
@@ -170,7 +195,12 @@ class Directory:
             return
         if silent.member not in self._void:
             self._give_up(silent.member)
-        elif session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
+            return
+        pending, named = session.pending, session.named
+        theirs = named is not None and silent.epoch == named.epoch and session.tenure is not None
+        if theirs and pending is not None and pending.tenure != session.tenure:
+            session.pending, session.given = None, False  # whoever it was offered to has not taken it
+        if session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
             self._grant_again(silent.key, session, now)
         else:
             session.sent = float("-inf")
@@ -181,7 +211,7 @@ class Directory:
         if session is None or session.pending is None or found.epoch != session.pending.epoch:
             return
         if found.named is not None and (session.named is None or found.named.epoch > session.named.epoch):
-            session.named = found.named
+            session.named, session.tenure = found.named, None
         if found.barren:
             session.pending, session.given, session.barren = None, False, True
         else:
@@ -191,8 +221,8 @@ class Directory:
         session = self._sessions.get(joined.key)
         if session is None or session.named is None or joined.epoch != session.named.epoch or session.pending:
             return
-        if not self._void.intersection(joined.members):
-            self._grant(joined.key, session, session.named.owner, joined.members, now)
+        if session.tenure is not None and not self._void.intersection(joined.members):
+            self._grant(joined.key, session, session.named.owner, session.tenure, joined.members, now)
             session.sent = float("-inf")
 
     # -------------------------------------------------------------------------------------------- what follows
@@ -203,14 +233,14 @@ class Directory:
             self._give_up(member)
         messages: list[tuple[str, Grant | Join]] = []
         for key, session in self._sessions.items():
-            if (session.deleted and session.pending is None) or now - session.sent < REPEAT_SECONDS:
+            if session.gone or now - session.sent < REPEAT_SECONDS:
                 continue
             if self._stands_on_void(session):
                 self._grant_again(key, session, now)
             message = session.pending or self._wanted_join(key, session, now)
             replica = session.pending.replica if session.pending else session.owner
+            session.sent = now
             if message is not None and replica is not None and self._live.may_act(replica, now):
-                session.sent = now
                 messages.append((replica, message))
         return messages
 
@@ -224,12 +254,15 @@ class Directory:
 
     def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
-        replica = session.pending.replica if session.pending else session.owner
-        if replica is None or not self._live.may_act(replica, now):
-            replica = session.named.owner if session.named else None
+        if session.pending is not None and self._live.may_act(session.pending.replica, now):
+            replica, tenure = session.pending.replica, session.pending.tenure
+        elif session.named is not None and self._live.may_act(session.named.owner, now) and session.tenure is not None:
+            replica, tenure = session.named.owner, session.tenure
             session.given = False
-        if replica is not None and self._live.may_act(replica, now) and self._counting(session.suspects):
-            self._grant(key, session, replica, self._best_set(session), now)
+        else:
+            return
+        if self._counting(session.suspects):
+            self._grant(key, session, replica, tenure, self._best_set(session), now)
             session.sent = float("-inf")
 
     def _wanted_join(self, key: SessionKey, session: _Session, now: float) -> Join | None:
@@ -251,23 +284,24 @@ class Directory:
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
         session = self._sessions[claim.key] = _Session()
-        return self._grant(claim.key, session, claim.replica, members, now, anew)
+        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        session.begins = grant.epoch
+        return grant
 
     def _grant(
         self,
         key: SessionKey,
         session: _Session,
         replica: str,
+        tenure: str,
         members: tuple[Member, ...],
         now: float,
         anew: bool = False,
     ) -> Grant:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
-        # A session that begins anew stays so until somebody has named its set.
-        anew = anew or (session.pending is not None and session.pending.anew)
         previous = () if anew else self._counting(session.suspects)
-        session.pending = Grant(key, epoch, replica, previous, members, session.named, anew)
+        session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew)
         session.sent = now
         return session.pending
 
@@ -288,9 +322,9 @@ class Directory:
     # -------------------------------------------------------------------------------------------- stores
 
     def _give_up(self, member: Member) -> None:
-        """Makes a silent store void; never the last one that counts of any session."""
+        """Makes a silent store void; never the last one of a session's set, since who was to join may be unfinished."""
         for session in self._sessions.values():
-            if not session.deleted and self._counting(session.suspects) == (member,):
+            if session.named and not session.gone and self._counting(session.named.members) == (member,):
                 return
         self._make_void(member)
 
@@ -299,6 +333,9 @@ class Directory:
         self._void.add(member)
         self._unheard.discard(member)
         self._live.forget_store(member)
+        for session in self._sessions.values():
+            if member in session.suspects:
+                session.sent = float("-inf")
 
     def _counting(self, members: Iterable[Member]) -> tuple[Member, ...]:
         return tuple(member for member in members if member not in self._void)
@@ -311,10 +348,11 @@ class Directory:
         if ends.named is None and not ends.history.runs:
             return
         session = self._sessions.setdefault(ends.key, _Session())
-        if ends.named is not None and (session.named is None or ends.named.epoch >= session.named.epoch):
-            # Of two copies under one set, one without the tombstone missed a delete that the other did not.
-            missed = session.named is not None and ends.named.epoch == session.named.epoch and session.deleted
-            session.named, session.deleted = ends.named, ends.deleted or missed
+        if ends.seal < session.begins:
+            return
+        session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
+        if ends.named is not None and (session.named is None or ends.named.epoch > session.named.epoch):
+            session.named, session.tenure, session.barren = ends.named, None, False
 
     def _placed(self, key: SessionKey, session: _Session, now: float) -> Placed:
         owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None

@@ -37,12 +37,14 @@ class _Entry:
 
 @dataclass
 class LogCopy:
-    """`seal`: nobody below it may write. `length`: records in the storage, superseded ones too."""
+    """`seal`: nobody below it may write. `length`: records in the storage, superseded ones too; those before `begins`
+    count for nothing."""
 
     seal: Epoch = NEVER
     named: Named | None = None
     keys: dict[str, KnownKey] = field(default_factory=dict)
     length: int = 0
+    begins: int = 0
     _entries: list[_Entry] = field(default_factory=list)
     _history: History | None = None
 
@@ -98,6 +100,7 @@ class LogCopy:
         kept = (entry for entry in self._entries if entry.head.order.sequence >= order.sequence)
         self._entries = [_Entry(entry.head, entry.data, entry.place - records) for entry in kept]
         self.length -= records
+        self.begins = max(self.begins - records, 0)
         self._history = None
 
     def notes(self, log: Order, at: float) -> list[bytes]:
@@ -127,7 +130,7 @@ class LogCopy:
         record = decode(data)
         match record:
             case Sealed(anew=True):
-                self._entries, self.named, self.keys = [], None, {}
+                self._entries, self.named, self.keys, self.begins = [], None, {}, self.length
             case SetNamed():
                 if self.named is None or self.named.epoch <= record.order.epoch:
                     self.named = Named(record.order.epoch, record.members, record.owner)

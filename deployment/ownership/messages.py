@@ -205,13 +205,15 @@ FromStore = Ends | Part | Receipt | Kept | Refused | Gap | Full
 class Grant:
     """`replica` may become the owner under `epoch`, once it has sealed `previous` and named `members`.
 
-    `previous`: every store, not void, that may hold what was published. `named`: the last set that the directory knows
-    of; its members that are not in `previous` are void. `anew`: nothing that is left counts.
+    `tenure`: the owner machine that claimed the session; no other one acts upon the grant, so that no epoch is ever
+    used by two. `previous`: every store, not void, that may hold what was published. `named`: the last set that the
+    directory knows of; its members that are not in `previous` are void. `anew`: nothing that is left counts.
     """
 
     key: SessionKey
     epoch: Epoch
     replica: str
+    tenure: str
     previous: tuple[Member, ...]
     members: tuple[Member, ...]
     named: Named | None = None
@@ -220,11 +222,14 @@ class Grant:
 
 @dataclass(frozen=True)
 class Claim:
-    """`replica`, which lives on `node`, asks for a session. `given`: the epoch under which its owner offered it.
-    `anew`: as a new one, if nothing of it is left that counts."""
+    """`replica`, which lives on `node`, asks for a session, for its owner machine `tenure`.
+
+    `given`: the epoch under which its owner offered it. `anew`: as a new one, if nothing of it is left that counts.
+    """
 
     key: SessionKey
     replica: str
+    tenure: str
     node: str
     given: Epoch | None = None
     anew: bool = False
@@ -255,13 +260,16 @@ class Lost:
 
 @dataclass(frozen=True)
 class Held:
-    """`replica` has named `members` and writes under `epoch`. `deleted`: the session's tombstone is in all of them."""
+    """`replica` has named `members` and writes under `epoch`. All of them hold the log up to `end`. `deleted`: it
+    is a tombstone, of that epoch."""
 
     key: SessionKey
     epoch: Epoch
     replica: str
+    tenure: str
     members: tuple[Member, ...]
-    deleted: bool = False
+    end: Order
+    deleted: Epoch | None = None
 
 
 @dataclass(frozen=True)
@@ -341,7 +349,8 @@ class Moved:
 @dataclass(frozen=True)
 class Opened:
     """Turns may go on after `end`. `continues`: the replica's own state is the session's, with all that it appended;
-    otherwise the session is what `records` and the newest of `images`, which the store `source` has, say."""
+    otherwise the session is what `records` and the newest of `images`, which the store `source` has, say, and the
+    replica tells its machine (`Owner.loaded`) when it has made its state so."""
 
     key: SessionKey
     epoch: Epoch

@@ -4,7 +4,8 @@ A step machine: each method takes what happened and the time, and returns what t
 arrive, or to arrive once: `tick`, to be called every second, sends again what was not answered.
 
     TAKING --> OPEN <--> OFFERED        TAKING again with every higher grant
-    FENCED: a store knows a higher epoch. BARREN: no copy that counts is left. Both are the end of this machine.
+    FENCED: a store knows a higher epoch. BARREN: no copy that counts is left. DELETED: the tombstone is in all copies.
+    These three are the end of this machine; who wants the session after them claims it for a new one.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class State(Enum):
     OFFERED = "offered"
     FENCED = "fenced"
     BARREN = "without a copy"
+    DELETED = "deleted"
+
+
+ENDED = (State.FENCED, State.BARREN, State.DELETED)
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,20 @@ class _Offered:
 class Owner:
     """One session. `committed`: all copies hold the log up to there, so that what it says may be published.
 
+    `tenure`: a name that no other machine has, in this replica or another; its claims say it, and its grants repeat it.
     `offered_by`: the replica that offered the session, which is told when it is open here.
     """
 
-    def __init__(self, key: SessionKey, replica: str, offered_by: str | None = None) -> None:
+    def __init__(self, key: SessionKey, replica: str, tenure: str, offered_by: str | None = None) -> None:
         self.key = key
         self.replica = replica
+        self.tenure = tenure
         self.state = State.TAKING
         self.grant: Grant | None = None
         self.history = History()
         self._offered_by = offered_by
-        self._opened_before = False
-        self._deleted = False
+        self._loaded = False
+        self._ends_deleted = False
         self._outbox: list[tuple[Numbered, bytes]] = []
         self._acked: dict[Member, Order] = {}
         self._links = Links()
@@ -95,11 +102,6 @@ class Owner:
         return self._publication is None or (self.state is State.OPEN and self._publication.done)
 
     @property
-    def last_sequence(self) -> int:
-        """Of the last record that was appended, whether all copies hold it or not."""
-        return self._last.sequence
-
-    @property
     def epoch(self) -> Epoch:
         """Raises `StateError` before the first grant."""
         if self.grant is None:
@@ -113,16 +115,29 @@ class Owner:
 
     @property
     def held(self) -> Held | None:
-        """What the replica's renewals say of the session."""
-        if self.grant is None or self.state not in (State.OPEN, State.OFFERED):
+        """What this replica writes."""
+        if self.grant is None or self.state not in (State.OPEN, State.OFFERED, State.DELETED):
             return None
-        return Held(self.key, self.grant.epoch, self.replica, self.grant.members, self._deleted)
+        members, deleted = self.grant.members, self._deleted_as_of
+        return Held(self.key, self.epoch, self.replica, self.tenure, members, self.committed, deleted)
+
+    @property
+    def report(self) -> Held | Grant | None:
+        """What the replica's renewals say of the session: a grant, until it has been acted upon."""
+        return self.grant if self.state is State.TAKING else self.held
+
+    @property
+    def _deleted_as_of(self) -> Epoch | None:
+        """A tombstone of an epoch before ours is that of a session which may be made anew here at any moment."""
+        if self.state is State.DELETED:
+            return self.epoch
+        return self.committed.epoch if self._ends_deleted else None
 
     # -------------------------------------------------------------------------------------------- messages
 
     def granted(self, grant: Grant, now: float) -> list[Send]:
         """The directory's yes. A repeated one is answered by what came of it."""
-        if self.state in (State.FENCED, State.BARREN) or (self.grant is not None and grant.epoch < self.epoch):
+        if grant.tenure != self.tenure or self.state in ENDED or (self.grant is not None and grant.epoch < self.epoch):
             return []
         if self.grant is not None and grant.epoch == self.epoch:
             return [Send(DIRECTORY, self.held)] if self.held is not None else []
@@ -134,7 +149,7 @@ class Owner:
 
     def received(self, answer: FromStore, now: float) -> list[Send]:
         """A store's answer. One to what was asked under an earlier epoch says nothing any more."""
-        if self.grant is None or answer.epoch != self.epoch or self.state in (State.FENCED, State.BARREN):
+        if self.grant is None or answer.epoch != self.epoch or self.state in ENDED:
             return []
         if isinstance(answer, Refused) and answer.seal > self.epoch:
             return self._fence(answer.seal)
@@ -150,7 +165,7 @@ class Owner:
 
     def moved(self, moved: Moved) -> list[Send]:
         """The destination of an offer goes on."""
-        if self.grant is None or moved.epoch <= self.epoch or self.state in (State.FENCED, State.BARREN):
+        if self.grant is None or moved.epoch <= self.epoch or self.state in ENDED:
             return []
         return self._fence(moved.epoch)
 
@@ -183,21 +198,24 @@ class Owner:
     def _is_mine(self, end: Order) -> bool:
         """Whether this replica wrote what the log ends with: its own state is then the session's."""
         mine = end == self.committed or any(record.order == end for record, _ in self._outbox)
-        return self._opened_before and mine
+        return self._loaded and mine
 
     def _open(self, takeover: Takeover, now: float) -> list[Send]:
         grant, source, continues = takeover.grant, takeover.source, takeover.continues
-        waiting = [record for record, _ in self._outbox if record.order.sequence > source.history.end.sequence]
+        # A tombstone is written again, so that its epoch is that of the set.
+        end = source.history.end.sequence
+        waiting = [r for r, _ in self._outbox if r.order.sequence > end or isinstance(r, Deleted)]
         self.state = State.OPEN
         self.history = source.history
-        self._deleted = source.deleted
+        self._ends_deleted = source.deleted
         self._acked = dict.fromkeys(grant.members, self.committed)
         self._links, self._outbox, self._takeover = Links(), [], None
-        self._opened_before = True
+        self._loaded = self._loaded and continues
         assert self.held is not None
-        end = self.committed
-        opened = Opened(self.key, grant.epoch, end, continues, takeover.records, source.images, source.member)
-        sends = [Send(DIRECTORY, self.held), Send(HERE, opened), Send(HERE, Committed(self.key, end.sequence))]
+        opened = Opened(
+            self.key, grant.epoch, self.committed, continues, takeover.records, source.images, source.member
+        )  # fmt: skip
+        sends = [Send(DIRECTORY, self.held), Send(HERE, opened), Send(HERE, Committed(self.key, end))]
         if self._offered_by is not None:
             sends.append(Send(Peer(self._offered_by), Moved(self.key, grant.epoch)))
             self._offered_by = None
@@ -208,24 +226,31 @@ class Owner:
             sends += self._publication.under(grant.epoch, grant.members, now)
         return sends + self.append(waiting, now)
 
+    def loaded(self) -> None:
+        """The replica has made its own state what the last `Opened` said, and may append to it."""
+        self._loaded = True
+
     # -------------------------------------------------------------------------------------------- appending
 
     def append(self, records: Sequence[Numbered], now: float) -> list[Send]:
         """Writes records to all copies, in this order; their own `order` is made here. While the set changes they wait.
 
-        Raises `StateError` where nothing may be written: before the first OPEN, after an offer, when fenced.
+        Raises `StateError` where nothing may be written: before `loaded`, after an offer, when fenced.
         """
-        if not self._opened_before or self.state not in (State.OPEN, State.TAKING):
+        if not self._loaded or self.state not in (State.OPEN, State.TAKING):
             raise StateError(f"session {self.key}: {self.replica} cannot append to it, its state is {self.state.value}")
+        if self._outbox and isinstance(self._outbox[-1][0], Deleted):
+            raise StateError(f"session {self.key}: nothing is appended to it after its tombstone")
         for record in records:
-            ordered = replace(record, order=Order(self.epoch, self._last.sequence + 1))
+            ordered = replace(record, order=Order(self.epoch, self.last.sequence + 1))
             self._outbox.append((ordered, encode(ordered)))
         if self.state is State.TAKING or not records:
             return []
         return [self._links.ask(member, self._unacked(member), now) for member in self._acked]
 
     @property
-    def _last(self) -> Order:
+    def last(self) -> Order:
+        """Of the last record that was appended, with or without receipts."""
         return self._outbox[-1][0].order if self._outbox else self.committed
 
     @property
@@ -255,7 +280,7 @@ class Owner:
         if receipt.end.sequence <= self._acked[receipt.member].sequence:
             return []
         self._acked[receipt.member] = receipt.end
-        if receipt.end == self._last:
+        if receipt.end == self.last:
             self._links.answered(receipt.member)
         else:
             self._links.heard(receipt.member, now)
@@ -265,9 +290,11 @@ class Owner:
         while self._outbox and self._outbox[0][0].order.sequence <= safe:
             record, _ = self._outbox.pop(0)
             self.history = self.history.followed_by(record.order)
-            self._deleted = isinstance(record, Deleted)
-        sends = [Send(HERE, Committed(self.key, safe))]
-        return [*sends, Send(DIRECTORY, self.held)] if self._deleted and self.held is not None else sends
+            self._ends_deleted = False
+            if isinstance(record, Deleted):
+                self.state = State.DELETED
+        sends = [Send(HERE, Committed(self.key, self.committed.sequence))]
+        return [*sends, Send(DIRECTORY, self.held)] if self.state is State.DELETED and self.held else sends
 
     def _tick_open(self, now: float) -> list[Send]:
         silent = [Silent(self.key, self.epoch, member) for member in self._links.silent(now)]

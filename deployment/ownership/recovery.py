@@ -19,9 +19,9 @@ class Later:
 
 @dataclass(frozen=True)
 class Barren:
-    """No copy that counts is whole: nothing older will do."""
+    """No copy that counts is whole: nothing older will do. `named` None: only copies of stores that were to join."""
 
-    named: Named
+    named: Named | None
 
 
 def judge(grant: Grant, answers: Mapping[Member, Ends]) -> Ends | Later | Barren:
@@ -41,10 +41,12 @@ def judge(grant: Grant, answers: Mapping[Member, Ends]) -> Ends | Later | Barren
         all_sealed = set(named.members) <= set(answers) and set(grant.members) <= set(named.members)
         if not all_sealed:
             return Later(named)
-    # Before the first set was named nothing was ever appended, and one copy is as good as another.
-    candidates = [ends for ends in answers.values() if ends.whole and (named is None or ends.member in named.members)]
+    if named is None:
+        # Nothing is appended before the first set is named: who has records without one was to join a set.
+        candidates = [] if any(ends.history.runs for ends in answers.values()) else list(answers.values())
+    else:
+        candidates = [ends for ends in answers.values() if ends.whole and ends.member in named.members]
     if not candidates:
-        assert named is not None
         return Barren(named)
     return max(candidates, key=lambda ends: ends.history.end)
 

@@ -38,6 +38,18 @@ class Registry:
             incarnation += 1
         return incarnation
 
+    def first_incarnation(self) -> int:
+        """That of the cluster's first directory: every epoch below it is of an older cluster. 0 if there was none."""
+        prefix = f"{self._prefix}incarnation/"
+        return min((int(name.removeprefix(prefix)) for name in self._values.names(prefix)), default=0)
+
+    def note_restored(self, session: str) -> None:
+        """A session (its key's digest) was brought back from the durable tier. Before its next turn."""
+        self._values.add(f"{self._prefix}restored/{session}", b"")
+
+    def was_restored(self, session: str) -> bool:
+        return f"{self._prefix}restored/{session}" in self._values.names(f"{self._prefix}restored/{session}")
+
     def register(self, member: Member) -> None:
         """A store with a fresh arena, before it keeps anything."""
         self._values.add(self._name("store", member), b"")

@@ -14,6 +14,7 @@ HERE: Final = "here"
 """The replica whose owner machine it is."""
 
 REPEAT_SECONDS = 1.0
+BRING_REPEAT_SECONDS = 5.0
 BRING_SECONDS = 60.0
 """How long a store may take to fetch an image from another one."""
 
@@ -58,10 +59,9 @@ class Links:
             self._waiting[member].since = now
 
     def repeat(self, now: float) -> list[Send]:
-        """A store that fetches an image answers only who asks again."""
         sends: list[Send] = []
         for member, waiting in self._waiting.items():
-            if now - waiting.sent >= REPEAT_SECONDS:
+            if now - waiting.sent >= (BRING_REPEAT_SECONDS if isinstance(waiting.message, Bring) else REPEAT_SECONDS):
                 waiting.sent = now
                 sends.append(Send(member, waiting.message))
         return sends

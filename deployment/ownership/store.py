@@ -32,7 +32,7 @@ from deployment.ownership.messages import (
     Trim,
 )
 from deployment.ownership.storage import Storage, StoredDocument
-from deployment.ownership.words import Epoch, Member, Named, Order, SessionKey
+from deployment.ownership.words import NOTHING, Epoch, Member, Named, Order, SessionKey
 from state.errors import CapacityError, StateError
 
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0
@@ -54,6 +54,8 @@ class Store:
         self._storage = storage
         self.member = Member(node, storage.incarnation)
         self._copies = {key: LogCopy.of(storage.records(key)) for key in sorted(storage.keys())}
+        for key in self._copies:
+            self._tidy(key)
 
     # -------------------------------------------------------------------------------------------- questions
 
@@ -114,30 +116,22 @@ class Store:
     def _seal(self, message: Seal) -> Ends:
         key, copy = message.key, self._copy(message.key)
         if message.epoch > copy.seal:
-            before = copy.length
             self._write(key, encode(Sealed(Order(message.epoch, copy.end.sequence), message.anew)))
-            if message.anew:
-                self._forget_before(key, before)
+            self._tidy(key)
         return self._ends(key, message.epoch)
 
     def _append(self, message: Append) -> Receipt | Gap:
         key, copy = message.key, self._copy(message.key)
-        if message.after not in copy.history:
+        orders = [check(data).order for data in message.records]
+        held = [place for place, order in enumerate(orders) if order in copy.history]
+        # What comes again may begin before a record that was trimmed away since.
+        new, last = (held[-1] + 1, orders[held[-1]]) if held else (0, message.after)
+        follows = all(order.sequence == last.sequence + n for n, order in enumerate(orders[new:], 1))
+        if last not in copy.history or not follows:
             return Gap(self.member, key, message.epoch, copy.end)
-        new = list(message.records)
-        last = message.after
-        while new and (order := check(new[0]).order) in copy.history:
-            last = order
-            del new[0]
-        for data in new:
-            order = check(data).order
-            if order.sequence != last.sequence + 1:
-                return Gap(self.member, key, message.epoch, copy.end)
-            last = order
-        if new:
-            self._write(key, *new)
-            if copy.deleted:
-                self._forget_deleted(key)
+        if message.records[new:]:
+            self._write(key, *message.records[new:])
+            self._tidy(key)
         return self._receipt(key, message.epoch)
 
     def _install(self, message: Install) -> Receipt:
@@ -145,9 +139,8 @@ class Store:
         orders = [check(data).order for data in message.records]
         # A late repetition must not take back what came since.
         if message.epoch > copy.seal or not all(order in copy.history for order in orders):
-            before = copy.length
             self._write(key, encode(Sealed(Order(message.epoch, 0), anew=True)), *message.records)
-            self._forget_before(key, before)
+            self._tidy(key)
         return self._receipt(key, message.epoch)
 
     def _name(self, message: NameSet) -> Receipt | Gap:
@@ -156,9 +149,8 @@ class Store:
             return self._receipt(key, epoch)
         note = encode(SetNamed(Order(epoch, copy.end.sequence), message.members, message.owner))
         if self.member not in message.members:
-            before = copy.length
             self._write(key, encode(Sealed(Order(epoch, copy.end.sequence), anew=True)), note)
-            self._forget_before(key, before)
+            self._tidy(key)
         elif copy.end == message.end:
             self._write(key, note)
         else:
@@ -210,19 +202,19 @@ class Store:
         self._storage.trim(key, place)
         self._copies[key].cut_front(order, place)
 
-    def _forget_before(self, key: SessionKey, length: int) -> None:
-        """A seal that begins anew was written at `length`: what lies before it, and every image, counts for nothing."""
-        for stored in self._storage.documents(key):
-            self._storage.discard(stored)
-        self._storage.trim(key, length)
-        self._copies[key] = LogCopy.of(self._storage.records(key))
-
-    def _forget_deleted(self, key: SessionKey) -> None:
+    def _tidy(self, key: SessionKey) -> None:
+        """Lets go of what counts for nothing: what lies before a seal that begins anew, or a tombstone, and images that
+        do not agree with the log. Whatever a death of the process leaves of this, the next start does."""
         copy = self._copies[key]
-        self._write(key, *copy.notes(copy.end, at=0.0))
-        self._cut_front(key, copy.end)
+        if copy.begins:
+            self._storage.trim(key, copy.begins)
+            copy.cut_front(NOTHING, copy.begins)
+        if copy.deleted and copy.history.first < copy.end.sequence:
+            self._write(key, *copy.notes(copy.end, at=0.0))
+            self._cut_front(key, copy.end)
         for stored in self._storage.documents(key):
-            self._storage.discard(stored)
+            if copy.deleted or stored.order not in copy.history:
+                self._storage.discard(stored)
 
     # -------------------------------------------------------------------------------------------- answers
 

@@ -112,7 +112,8 @@ class Takeover:
                 return [Send(DIRECTORY, self._found)]
             case Barren(named):
                 self.phase = Phase.BARREN
-                reason = f"no copy is left of epoch {named.epoch}, which {', '.join(map(str, named.members))} held"
+                held = f" of epoch {named.epoch}, which {', '.join(map(str, named.members))} held" if named else ""
+                reason = f"no whole copy is left{held}"
                 return [
                     Send(DIRECTORY, Found(self.grant.key, self.grant.epoch, named, barren=True)),
                     Send(HERE, Unavailable(self.grant.key, reason)),

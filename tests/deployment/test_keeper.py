@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from deployment.directory import Directory
+from deployment.host_store import HostStore, Receipt
+
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
 from deployment.errors import Refused, RequestError
-from deployment.host_store import HostStore, Receipt
 from deployment.keeper import SessionKeeper
 from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
 from deployment.session import Session
@@ -54,8 +54,10 @@ class FakeService:
                 state = command.session in self.held and command.checkpoints and command.foreign is None
                 if not state and not record.ledger:
                     raise EngineError(UNKNOWN_SESSION, "not here")
-                kinds, frontiers = (("turn_end",), (record.frontier,)) if state else ((), ())
-                return Exported(command.call, command.session, packed(record, state), kinds, frontiers)
+                document = packed(record, state)
+                if not state:
+                    return Exported(command.call, command.session, document, (), ())
+                return Exported(command.call, command.session, document, ("turn_end",), (record.frontier,))
             case Import():
                 if self.broken is not None:
                     raise self.broken

@@ -10,12 +10,14 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from deployment.engine import errors
-from deployment.engine.grammar import Grammars
+from deployment.engine.grammar import Grammars, Masks
 from deployment.engine.messages import Cancel, Failed, Grammar, Sampling
+from kernels.masking import unpack
 from tests.engine.driving import Driver, models, prompt, seeded
 
 DRAFTERS = [("none", None), ("dflash", 5), ("dflash2", None)]
@@ -199,13 +201,18 @@ def grammars_of(public_rows: int = 8192) -> Grammars:
     return Grammars(models("none").tokenizer, public_rows, (8180, 8178))
 
 
+def forbidden_by(masks: Masks, vocabulary: int = 8192) -> torch.Tensor:
+    """Bool [G, W, V]."""
+    return ~unpack(torch.from_numpy(masks.bits.view(np.uint8)), vocabulary)
+
+
 def mask_rows(grammar: Grammar, generated: list[int], drafts: list[int] | None = None, **more: Any) -> list[set[int]]:
     """What each column allows."""
     grammars, drafts = grammars_of(), drafts or []
     lane: Any = _Lane(grammars, grammar, generated, **more)
-    masks = grammars.masks([lane], [drafts], len(drafts) + 1, torch.device("cpu"))
+    masks = grammars.masks([lane], [drafts], len(drafts) + 1)
     assert masks is not None and not masks.dead
-    return [set(row.nonzero()[:, 0].tolist()) for row in ~masks.forbidden[0]]
+    return [set(row.nonzero()[:, 0].tolist()) for row in ~forbidden_by(masks)[0]]
 
 
 def test_each_column_has_the_mask_of_the_drafts_before_it_and_none_after_a_forbidden_one():
@@ -231,13 +238,13 @@ def test_nothing_is_fed_to_a_matcher_beyond_its_end():
     lane: Any = _Lane(grammars, regex("[0-9]{3}"), [one])
     for drafts in ([one, one, one, one], [one, one, 8180, one], [8180, one, one, one]):
         for _ in range(2):
-            masks = grammars.masks([lane], [drafts], 5, torch.device("cpu"))
+            masks = grammars.masks([lane], [drafts], 5)
             assert masks is not None and not masks.dead and not lane.matcher.inner.is_error()
-            assert int((~masks.forbidden[0, 0]).sum()) == 10
+            assert int((~forbidden_by(masks)[0, 0]).sum()) == 10
     lane.generated = [one, one, one]
     for _ in range(3):
-        masks = grammars.masks([lane], [[one, 8180]], 3, torch.device("cpu"))
-        assert masks is not None and (~masks.forbidden[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
+        masks = grammars.masks([lane], [[one, 8180]], 3)
+        assert masks is not None and (~forbidden_by(masks)[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
 
 
 def test_a_matcher_given_another_history_replays_it():
@@ -246,9 +253,9 @@ def test_a_matcher_given_another_history_replays_it():
     lane: Any = _Lane(grammars, regex("12?|21"), [one])
     for generated, expected in (([one], {two, 8178, 8180}), ([two], {one}), ([], {one, two}), ([two], {one})):
         lane.generated = generated
-        masks = grammars.masks([lane], [[]], 1, torch.device("cpu"))
+        masks = grammars.masks([lane], [[]], 1)
         assert masks is not None
-        allowed = set((~masks.forbidden[0, 0]).nonzero()[:, 0].tolist())
+        allowed = set((~forbidden_by(masks)[0, 0]).nonzero()[:, 0].tolist())
         assert expected <= allowed and allowed - expected <= set(ids_of("12")) | set(ids_of("21"))
 
 
@@ -256,7 +263,7 @@ def test_min_tokens_longer_than_the_grammar_is_a_dead_end():
     grammars = grammars_of()
     (one,) = ids_of("1")
     lane: Any = _Lane(grammars, regex("[0-9]{2}"), [one], min_tokens=4)
-    masks = grammars.masks([lane], [[one]], 2, torch.device("cpu"))
+    masks = grammars.masks([lane], [[one]], 2)
     assert masks is not None and masks.dead[0][0] == 1 and masks.dead[0][1].code == errors.GRAMMAR_DEAD_END
 
 
@@ -290,21 +297,21 @@ def test_a_dead_end_that_only_a_rejected_draft_reaches_harms_nobody():
     grammars = grammars_of()
     lane: Any = _Lane(grammars, DEAD, [])
     (go,), stay = ids_of("go"), ids_of("stay")
-    masks = grammars.masks([lane], [[go, 5]], 3, torch.device("cpu"))
+    masks = grammars.masks([lane], [[go, 5]], 3)
     assert masks is not None and masks.dead[0][0] == 1
-    assert not bool(masks.forbidden[0, 0, [stay[0], go]].any())
+    assert not bool(forbidden_by(masks)[0, 0, [stay[0], go]].any())
     lane.generated = stay
-    masks = grammars.masks([lane], [[5]], 2, torch.device("cpu"))
+    masks = grammars.masks([lane], [[5]], 2)
     assert masks is not None and not masks.dead
-    assert (~masks.forbidden[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
+    assert (~forbidden_by(masks)[0, 0]).nonzero()[:, 0].tolist() == [8178, 8180]
 
 
 def test_a_vocabulary_without_the_tokens_that_a_grammar_needs_is_a_dead_end():
     grammars = grammars_of(public_rows=20)
     lane: Any = _Lane(grammars, regex("[a-z]+"), [])
-    masks = grammars.masks([lane], [[]], 1, torch.device("cpu"))
-    assert masks is not None and masks.dead[0][0] == 0 and masks.forbidden.shape == (1, 1, 20)
-    assert not bool(masks.forbidden.any())
+    masks = grammars.masks([lane], [[]], 1)
+    assert masks is not None and masks.dead[0][0] == 0 and forbidden_by(masks, 20).shape == (1, 1, 20)
+    assert not bool(forbidden_by(masks, 20).any())
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -389,8 +396,9 @@ def test_a_turn_outlives_a_lexer_that_it_and_others_have_filled(monkeypatch):
     prototype = grammars._compiler.prototype(regex("[ab]*a[ab]{20}"))
     for _ in range(12):
         for lane in lanes:
-            masks = grammars.masks([lane], [[a, b]], 3, torch.device("cpu"))
+            masks = grammars.masks([lane], [[a, b]], 3)
             assert masks is not None and not masks.dead
-            assert not bool(masks.forbidden[0, :, [a, b]].any()) and bool(masks.forbidden[0, :, ids_of("c")].all())
+            forbidden = forbidden_by(masks)[0]
+            assert not bool(forbidden[:, [a, b]].any()) and bool(forbidden[:, ids_of("c")].all())
             lane.generated = [*lane.generated, draw.choice((a, b))]
     assert grammars._compiler.prototype(regex("[ab]*a[ab]{20}")) is not prototype, "the limit was never reached"

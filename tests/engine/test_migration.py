@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from deployment.engine.messages import (
     Checkpoint,
     Checkpointed,
     DropStaged,
+    Evicted,
     Export,
     Exported,
     ExportPages,
@@ -40,6 +42,7 @@ from state.session_record import SessionRecord
 from tests.engine.hashing import Clock
 from tests.engine.test_resumed_turns import resumed_after, rounds
 from tests.engine.tiny import PUBLIC, TinyDriver
+from tests.engine.ways import state_of
 
 IDS = tuple((5 * place + 3) % PUBLIC for place in range(150))
 
@@ -101,16 +104,16 @@ def test_a_turn_moves_with_its_pages_ahead_and_goes_on_as_if_it_had_stayed(
     told = rounds(source.of("t"))
     destination.engine.execute(replace(submit, resumed=resumed_after(told)))
     destination.steps()
-    stayed = tiny(backend).run(IDS, max_tokens=80, ignore_eos=True)
+    undisturbed = tiny(backend)
+    stayed = undisturbed.run(IDS, session="s", max_tokens=80, ignore_eos=True)
     came = destination.finished("t")
     assert (came.token_ids, came.rounds) == (stayed.token_ids, stayed.rounds)
     assert destination.started("t").prefilled == 0
+    assert state_of(destination, "s")[-1] == state_of(undisturbed, "s")[-1], "the state after it differs in some byte"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
     """Arguments of every call of a function, which does what it did."""
-    import importlib
-
     calls: list[object] = []
     path, _, attribute = name.rpartition(".")
     try:
@@ -307,7 +310,10 @@ def test_explicit_checkpoints_are_evicted_after_all_others() -> None:
     driver.call(Checkpoint("c", "pinned"))
     for name in ("x", "y", "z"):
         driver.run(IDS[:40], session=name, max_tokens=3, ignore_eos=True, tenant=name)
-    assert [kind for kind, _ in kinds(driver, "pinned")] == ["explicit"]
+    ((kind, frontier),) = kinds(driver, "pinned")
+    assert kind == "explicit"
+    driver.engine.execute(Unpin("u", "pinned", frontier))
+    assert driver.events[-2] == Evicted("pinned"), "nothing is held of the session any more"
 
 
 def test_a_checkpoint_of_a_session_that_is_not_here_is_refused() -> None:

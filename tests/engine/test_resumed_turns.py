@@ -18,6 +18,7 @@ from deployment.engine.messages import (
     Finished,
     Import,
     Imported,
+    PromptLogprobs,
     Resumed,
     Round,
     Started,
@@ -122,6 +123,7 @@ def check_cut(submit: Submit, whole: Sequence[Event], cut: int, kept: str, engin
     resumed = resumed_after(rounds(whole)[:cut])
     came = ran(destination, replace(submit, resumed=resumed))
     assert_same(rest(came, 0), rest(whole, cut))
+    assert not resumed.token_ids or not any(isinstance(event, PromptLogprobs) for event in came), "they were told"
     for started in [event for event in came if isinstance(event, Started)]:
         ledger = len(submit.prompt_ids) + len(resumed.token_ids)
         assert started.reused + started.prefilled == ledger - bool(resumed.token_ids)
@@ -130,8 +132,19 @@ def check_cut(submit: Submit, whole: Sequence[Event], cut: int, kept: str, engin
     return came
 
 
+@pytest.mark.soak
+def test_a_turn_cut_after_any_round_goes_on_as_if_nothing_had_happened_whatever_its_controls() -> None:
+    for seed in range(24, 2000):
+        check_seed(seed)
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_a_turn_cut_after_any_round_goes_on_in_another_engine_as_if_nothing_had_happened(seed: int) -> None:
+    check_seed(seed)
+
+
+def check_seed(seed: int) -> None:
+    """One turn with random controls, cut at its beginning, at its end and in between."""
     rng = random.Random(seed)
     backend: Backend = ("none", "dflash", "dflash2")[seed % 3]
 
@@ -139,6 +152,7 @@ def test_a_turn_cut_after_any_round_goes_on_in_another_engine_as_if_nothing_had_
         return Small(backend, lanes=1, images=4, image_min_tokens=100, prefill_chunk=rng.choice([3, 64]))
 
     submit = replace(random_submit(rng, "t"), session="s", max_tokens=rng.choice([None, 9, 30]))
+    submit = replace(submit, sampling=replace(submit.sampling, sub=seed % 4))  # the choices of one request
     whole = ran(engine(), submit)
     last = len(rounds(whole))
     for cut in {0, last, rng.randrange(1 + last), rng.randrange(1 + last)}:

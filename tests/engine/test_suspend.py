@@ -213,6 +213,7 @@ THINKING = ThinkingBudget(2, (5, 6), end=6, opened=True)
         (Resumed((1, 2), (-1,)), {}, "resumed.rounds"),
         (Resumed((1, 2)), {"sampling": Sampling(logprobs=1)}, "resumed.logprobs"),
         (Resumed((1, 2), (), (TokenLogprob(1, 0.0, ()),)), {"sampling": Sampling(logprobs=1)}, "resumed.logprobs"),
+        (Resumed((1,), (), (TokenLogprob(1, 0.0, ()),)), {}, "must be none"),
         (Resumed((1, 7, 2)), {"stop_ids": (7,)}, "the turn ended with id 1, stop"),
         (Resumed((1, 2, 3, 6)), {"thinking": THINKING}, "id 2 must be 5"),
     ],
@@ -278,7 +279,8 @@ def test_the_end_of_the_engines_thread_loses_nothing_that_was_committed(monkeypa
         async for event in service.turn(submit):
             events.append(event)
             if isinstance(event, Round) and len(rounds(events)) == 3:
-                monkeypatch.setattr(service._engine, "step", lambda: 1 // 0)
+                engine = service._runner._engine  # pyright: ignore[reportAttributeAccessIssue]
+                monkeypatch.setattr(engine, "step", lambda: 1 // 0)
         failed = events[-1]
         assert isinstance(failed, Failed) and failed.committed is not None and "ZeroDivisionError" not in failed.message
         committed = tuple(token for event in rounds(events) for token in event.token_ids)

@@ -23,8 +23,9 @@ from kernels.acceptance import accept
 from kernels.penalties import adjust_logits
 from model.tokenizer import Tokenizer
 from tests.engine.driving import Driver, models, prompt, seeded
-from tests.engine.test_grammar import ids_of, text_of
+from tests.engine.test_grammar import forbidden_by, ids_of, text_of
 from tests.kernels import oracles
+from tests.kernels.masks import masks_of
 from tests.kernels.test_acceptance_law import COLUMNS, TEMPERATURE, TOP_K, controls, drafts, target_logits
 
 TOOL_CALL, THINK_END = 8185, 8190
@@ -335,9 +336,9 @@ def forbidden(generated: tuple[int, ...], proposed: tuple[int, ...]) -> torch.Te
     """bool [COLUMNS + 1, 8], as the engine has it."""
     grammar = tools_grammar([function("f", {"a": {"enum": WORDS}}, ["a"])], "required", parallel=False)
     lane: Any = _Lane(small().matcher(grammar), generated, (END,))
-    masks = small().masks([lane], [proposed], COLUMNS + 1, torch.device("cpu"))
+    masks = small().masks([lane], [proposed], COLUMNS + 1)
     assert masks is not None and not masks.dead
-    return masks.forbidden[0]
+    return forbidden_by(masks, 8)[0]
 
 
 def allowed_after(generated: Sequence[int]) -> list[int]:
@@ -369,7 +370,7 @@ def test_three_tokens_inside_a_call_have_exactly_the_masked_targets_law(kind, fa
             possible = ~masks[:, :-1].gather(-1, proposal.drafts[..., None])[..., 0]
             extents = torch.minimum(extents, possible.int().cumprod(-1).sum(-1))
         inputs = torch.cat((anchors[:, None], proposal.drafts), dim=1)
-        masked = adjust_logits(logits[inputs], proposal.drafts, forbidden=masks)
+        masked = adjust_logits(logits[inputs], proposal.drafts, masks=masks_of(masks))
         verdict = accept(masked, proposal, extents, frontier, sampling)
         accepted = verdict.accepted.tolist()
         for row, licensed in enumerate(verdict.licensed.tolist()):
@@ -449,7 +450,7 @@ def test_a_model_without_the_tokens_of_calls_is_refused_them():
 def test_a_call_that_a_vocabulary_cannot_spell_is_a_dead_end_and_names_tools():
     grammars = Grammars(models("none").tokenizer, 20, (8180, 8178))
     lane: Any = _Lane(grammars.matcher(tools_grammar(TOOLS, "required")), [], (8180, 8178))
-    masks = grammars.masks([lane], [[]], 1, torch.device("cpu"))
+    masks = grammars.masks([lane], [[]], 1)
     assert masks is not None
     column, error = masks.dead[0]
     assert (column, error.code, error.param) == (0, errors.GRAMMAR_DEAD_END, "tools")
@@ -460,7 +461,7 @@ def test_drafts_beyond_the_last_call_are_not_fed_and_only_an_end_follows():
     grammar, ids = tools_grammar(TOOLS, "required", parallel=False), ids_of(rendered("", PARIS))
     lane: Any = _Lane(grammars.matcher(grammar), ids[:-1], (8180, 8178))
     for _ in range(2):
-        masks = grammars.masks([lane], [[ids[-1], 8180, 290, TOOL_CALL]], 5, torch.device("cpu"))
+        masks = grammars.masks([lane], [[ids[-1], 8180, 290, TOOL_CALL]], 5)
         assert masks is not None and not masks.dead
-        assert (~masks.forbidden[0, 1]).nonzero()[:, 0].tolist() == [8178, 8180]
+        assert (~forbidden_by(masks)[0, 1]).nonzero()[:, 0].tolist() == [8178, 8180]
         assert not lane.matcher.inner.is_error()

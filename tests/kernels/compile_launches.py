@@ -30,7 +30,7 @@ import kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl", "enable_fp_fusion")
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -40,7 +40,7 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-Launch = tuple[JITFunction, dict[str, Any], dict[str, int]]
+Launch = tuple[JITFunction, dict[str, Any], dict[str, Any]]
 
 
 def launched(call: Callable[[], object]) -> list[Launch]:
@@ -64,7 +64,8 @@ def source(kernel: JITFunction, arguments: dict[str, Any]) -> ASTSource:
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        known = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (known and type(value) is int and value == 1):
             signature[parameter.name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = POINTERS[value.dtype]
@@ -73,7 +74,7 @@ def source(kernel: JITFunction, arguments: dict[str, Any]) -> ASTSource:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if known and value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "fp32"
@@ -96,6 +97,7 @@ def compiled(launch: Launch) -> dict[str, Any]:
         "kernel": kernel.__name__,
         "module": kernel.__module__,
         "shared": binary.metadata.shared,
+        "overlaps": options.get("launch_pdl", False),
         "ptx": binary.asm["ptx"],
         **resources(binary.asm["cubin"]),
     }

@@ -10,16 +10,26 @@ from functools import partial
 import torch
 
 from kernels import gated_delta_net as gdn
+from kernels.acceptance import Proposal, RowSampling, accept_triton
 from kernels.block_attention import UNBOUNDED, BlockContext, block_attention_triton
 from kernels.context_kv import ContextStores, store_context_kv_triton
 from kernels.delta_gates import gates_triton
+from kernels.delta_prefill import prefill_triton
 from kernels.gated_mlp import silu_product_triton
-from kernels.grouped_convolution import finish_triton, prepare_triton
+from kernels.grouped_convolution import Residual, enter_triton, finish_triton, prepare_triton
 from kernels.head_norm_rotary import head_norm_rotary_triton
+from kernels.image_copy import image_gather_triton
 from kernels.linear import linear_triton
-from kernels.norms import add_offset_rms_norm_triton, add_plain_rms_norm_triton, gated_rms_norm_triton
+from kernels.masking import TokenMasks
+from kernels.norms import (
+    add_offset_rms_norm_triton,
+    add_plain_rms_norm_triton,
+    gated_rms_norm_triton,
+    summed_plain_rms_norm,
+)
 from kernels.ordering import argmax_rows_triton
 from kernels.paged_attention import paged_attention_triton
+from kernels.penalties import RowPenalties, adjust_logits_triton
 from kernels.place_heads import place_heads_triton
 from kernels.race import race_triton
 from kernels.randomness import TARGET
@@ -65,18 +75,18 @@ def delta_net() -> list[Callable[[], object]]:
         partial(gates_triton, a, b, per_head, per_head, gates[0, 0], gates[1, 0]),
         partial(gdn.verify_triton, *one_layer, rows(), rows()),
         partial(gdn.fold_triton, gdn.Records(mixed, columns, gates[0], gates[1]), states, rows(), rows()),
-        partial(gdn.prefill_triton, *one_layer, rows(), rows()),
+        partial(prefill_triton, *one_layer, rows(), rows()),
         partial(gated_rms_norm_triton, out, z.unflatten(-1, (VALUE_HEADS, D)), tensor(D), EPS),
         partial(add_offset_rms_norm_triton, tensor(B, W, H), tensor(B, W, H), tensor(H), EPS),
     ]
 
 
 def target_attention() -> list[Callable[[], object]]:
-    """Verification of eight lanes, and one chunk of a prompt."""
+    """Verification of eight lanes, of few columns and of many, and one chunk of a prompt."""
     launches: list[Callable[[], object]] = []
     pages = tensor(4096, 64, TARGET_KV_HEADS, TARGET_D)
     norm = tensor(TARGET_D)
-    for batch, width in ((B, W), (1, CHUNK)):
+    for batch, width in ((B, W), (B, 2 * W), (1, CHUNK)):
         extents = tensor(batch, 512, dtype=INT64), tensor(batch, dtype=INT64), tensor(batch, dtype=INT64)
         projected = tensor(batch, width, 2 * (TARGET_HEADS + TARGET_KV_HEADS) * TARGET_D)
         tables = (tensor(batch, width, TARGET_D // 8, dtype=FP32),) * 2  # a quarter of a head is rotated
@@ -87,6 +97,12 @@ def target_attention() -> list[Callable[[], object]]:
         ]
     weights = tensor(B, PUBLIC, dtype=FP32)
     return [*launches, partial(race_triton, weights, rows(), rows(), TARGET, rows())]
+
+
+def checkpoints() -> list[Callable[[], object]]:
+    """A plane of pages: 16 layers of 64 tokens."""
+    plane = tensor(4096, 16 * 64 * TARGET_KV_HEADS * TARGET_D)
+    return [partial(image_gather_triton, plane, tensor(32, dtype=INT64), plane[:32])]
 
 
 def draft_attention() -> list[Callable[[], object]]:
@@ -122,9 +138,12 @@ def draft_block() -> list[Callable[[], object]]:
     scores, choices = tensor(B * W, PUBLIC, dtype=FP32), tensor(B, W, 16, dtype=INT64)
     codebook, unary = tensor(VOCABULARY, 256), tensor(B, W, 16, dtype=FP32)
     heat = tensor(B, dtype=FP32)
+    entered = Residual(x, tensor(H), x, tensor(B, W, 5, dtype=FP32))
     return [
-        partial(prepare_triton, x, tensor(H), base, tensor(4 * H // 16, H), EPS),
-        partial(finish_triton, x, x, base, tensor(B, W, 2, H // 16)),
+        partial(enter_triton, x, tensor(H)),
+        partial(prepare_triton, entered, base, tensor(4 * H // 16, H), EPS),
+        partial(finish_triton, x, x, base, tensor(B, W, 2, H // 16), tensor(H)),
+        partial(summed_plain_rms_norm, tensor(3, B * W, H, dtype=FP32), tensor(H), EPS),
         partial(silu_product_triton, tensor(B, W, 2 * 17408)),
         partial(linear_triton, tensor(B, W, 17408), tensor(H, 17408), BF16),
         partial(add_plain_rms_norm_triton, x, x, tensor(H), EPS),
@@ -137,5 +156,27 @@ def draft_block() -> list[Callable[[], object]]:
     ]
 
 
+def acceptance() -> list[Callable[[], object]]:
+    """Logits over the public rows, in memory of the whole vocabulary."""
+    logits = tensor(B, W, VOCABULARY, dtype=FP32)[..., :PUBLIC]
+    drafts, choices = tensor(B, W - 1, dtype=INT64), tensor(B, W - 1, 16, dtype=INT64)
+    proposal = Proposal(drafts, choices, tensor(B, W - 1, 16, dtype=FP32))
+    heat = tensor(B, dtype=FP32)
+    sampling = RowSampling(heat, rows(), heat, rows(), rows(), heat, tensor(B, dtype=torch.bool))
+    per_token = tensor(B, PUBLIC, dtype=FP32), tensor(B, PUBLIC, dtype=torch.bool), tensor(B, PUBLIC, dtype=FP32)
+    masks = TokenMasks(tensor(4, W, VOCABULARY // 8, dtype=torch.uint8), rows())
+    return [
+        partial(adjust_logits_triton, logits, drafts, RowPenalties(heat, heat, heat, *per_token), masks),
+        partial(accept_triton, logits, proposal, rows(), rows(), sampling),
+    ]
+
+
 def official_launches() -> list[Callable[[], object]]:
-    return [*delta_net(), *target_attention(), *draft_attention(), *draft_block()]
+    return [
+        *delta_net(),
+        *target_attention(),
+        *checkpoints(),
+        *draft_attention(),
+        *draft_block(),
+        *acceptance(),
+    ]

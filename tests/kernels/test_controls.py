@@ -17,10 +17,13 @@ import torch
 
 from kernels.acceptance import Proposal, RowSampling, accept
 from kernels.logprobs import token_logprobs
-from kernels.penalties import RowPenalties, adjust_logits
+from kernels.masking import TokenMasks, pack
+from kernels.penalties import RowPenalties, adjust_logits, adjust_logits_reference, adjust_logits_triton
 from kernels.sampling import processed_distribution
 from kernels.selector import select_path
 from tests.kernels import oracles
+from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.masks import masks_of
 from tests.kernels.test_acceptance_law import COLUMNS, ROWS, TOKENS, VOCABULARY, controls, drafts, target_logits
 
 PROMPT = (0, 3)
@@ -169,7 +172,7 @@ def adjust_with(
             adjust_logits(logits[:, i : i + 1], history[:, :0], case.penalties(counts)) for i in range(COLUMNS + 1)
         ]
         return torch.cat(alone, dim=1).masked_fill(forbidden(case.min_tokens, frontier), -torch.inf)
-    return adjust_logits(logits, history, case.penalties(counts), forbidden(case.min_tokens, frontier))
+    return adjust_logits(logits, history, case.penalties(counts), masks_of(forbidden(case.min_tokens, frontier)))
 
 
 def p_value(tokens: torch.Tensor, joint: torch.Tensor) -> float:
@@ -214,6 +217,36 @@ def test_adjusted_logits_equal_the_definition_at_every_column() -> None:
             history = [*generated, *path[row, :column].tolist()]
             expected = torch.tensor(case.adjusted(logits[row, column].tolist(), history))
             oracles.close(adjusted[row, column], expected, 1e-5)
+
+
+@pytest.mark.parametrize("which", ["penalties", "masks", "both"])
+def test_the_kernel_adjusts_to_the_references_bits(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over rows at a stride, several programs wide; every other lane has a mask."""
+    poison_new_memory(monkeypatch)
+    generator = torch.Generator().manual_seed(5)
+    batch, width, vocabulary = 3, 3, 2100
+    logits = 3 * torch.randn(batch, width, vocabulary + 4, generator=generator)
+    path = torch.randint(0, 9, (batch, width - 1), generator=generator)
+    penalties = RowPenalties(
+        torch.tensor([1.0, 1.3, 0.7]),
+        torch.tensor([0.0, 0.4, -0.3]),
+        torch.tensor([0.0, 0.5, 0.2]),
+        torch.randn(batch, vocabulary, generator=generator),
+        torch.rand(batch, vocabulary, generator=generator) < 0.3,
+        torch.randint(0, 3, (batch, vocabulary), generator=generator).float(),
+    )
+    allowed = torch.rand(2, width, vocabulary, generator=generator) < 0.5
+    controls = (
+        penalties if which != "masks" else None,
+        TokenMasks(pack(allowed), torch.tensor([1, -1, 0])) if which != "penalties" else None,
+    )
+    on_device = (
+        None if facts is None else type(facts)(*(value.to(DEVICE) for value in vars(facts).values()))
+        for facts in controls
+    )
+    expected = adjust_logits_reference(logits[..., :vocabulary], path, *controls)
+    got = adjust_logits_triton(logits.to(DEVICE)[..., :vocabulary], path.to(DEVICE), *on_device)  # type: ignore[arg-type]
+    assert torch.equal(got.cpu(), expected)
 
 
 def test_neutral_controls_change_no_bit() -> None:

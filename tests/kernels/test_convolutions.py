@@ -9,11 +9,15 @@ import torch
 
 from kernels import grouped_convolution
 from kernels.grouped_convolution import (
+    Residual,
+    enter_reference,
+    enter_triton,
     finish_reference,
     finish_triton,
     prepare_reference,
     prepare_triton,
 )
+from kernels.linear import Tiling
 from kernels.short_convolution import (
     advance_histories_reference,
     advance_histories_triton,
@@ -172,23 +176,32 @@ GROUP, HIDDEN, WIDTH = 16, 64, 5
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def prepare_on_device(*tensors: torch.Tensor) -> Pair:
-    prepared, finish_delta = prepare_triton(*(t.to(DEVICE) for t in tensors), EPS)  # type: ignore[call-arg]
+def prepare_on_device(x: torch.Tensor, norm: torch.Tensor, *weights: torch.Tensor) -> Pair:
+    entered = enter_triton(x.to(DEVICE), norm.to(DEVICE))
+    prepared, finish_delta = prepare_triton(entered, *(t.to(DEVICE) for t in weights), EPS)  # type: ignore[call-arg]
     return prepared.cpu(), finish_delta.cpu()
 
 
-def prepare_as_told(*tensors: torch.Tensor) -> Pair:
-    return prepare_reference(*tensors, EPS)  # type: ignore[call-arg]
+def prepare_as_told(x: torch.Tensor, norm: torch.Tensor, *weights: torch.Tensor) -> Pair:
+    return prepare_reference(enter_reference(x, norm), *weights, EPS)  # type: ignore[call-arg]
+
+
+def leave_on_device(*tensors: torch.Tensor) -> Residual:
+    return finish_triton(*(t.contiguous().to(DEVICE) for t in tensors))  # type: ignore[call-arg]
 
 
 def finish_on_device(*tensors: torch.Tensor) -> torch.Tensor:
-    return finish_triton(*(t.contiguous().to(DEVICE) for t in tensors)).cpu()
+    return leave_on_device(*tensors, torch.ones_like(tensors[0][0, 0])).x.cpu()
+
+
+def finish_as_told(*tensors: torch.Tensor) -> torch.Tensor:
+    return finish_reference(*tensors, torch.ones_like(tensors[0][0, 0])).x  # type: ignore[call-arg]
 
 
 both_prepare = pytest.mark.parametrize("prepare", [prepare_as_told, prepare_on_device], ids=["reference", "kernel"])
 both = pytest.mark.parametrize(
     ("prepare", "finish"),
-    [(prepare_as_told, finish_reference), (prepare_on_device, finish_on_device)],
+    [(prepare_as_told, finish_as_told), (prepare_on_device, finish_on_device)],
     ids=["reference", "kernel"],
 )
 
@@ -308,12 +321,26 @@ def test_bfloat16_convolution_sums_in_fp32_and_rounds_once_before_the_residual(p
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("hidden", [64, 1040])
+def test_a_branch_begins_alike_after_another_and_after_the_embedding(hidden: int, dtype: torch.dtype) -> None:
+    """1,040 channels: more than one block, and not a whole number of them."""
+    given = branch(dtype, hidden=hidden)
+    left = leave_on_device(given.x, given.z, given.base, prepare_on_device(*given.arguments())[1], given.norm)
+    entered = enter_triton(left.x, given.norm.to(DEVICE))
+    told = enter_reference(left.x.cpu(), given.norm)
+    for residual in (left, entered):
+        assert torch.equal(residual.x.cpu(), told.x) and torch.equal(residual.scaled.cpu(), told.scaled)
+        oracles.close(residual.squares.cpu().sum(-1), told.x.double().square().sum(-1), 1e-5)
+
+
 def test_the_projection_is_the_same_however_its_channels_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program for all of H, or many: 11 steps over 1, 4 and 11 shares."""
     given = branch(hidden=352)
     expected = prepare_as_told(*given.arguments())
-    for programs in (2, 8, 22):
-        monkeypatch.setattr(grouped_convolution, "_PROGRAMS", programs)
+    for splits in (1, 4, 11):
+        tiling = Tiling(rows=16, weights=32, depth=32, splits=splits, stages=2, warps=4)
+        monkeypatch.setattr(grouped_convolution, "streaming", lambda *shape, tiling=tiling: tiling)
         for actual, reference in zip(prepare_on_device(*given.arguments()), expected, strict=True):
             oracles.close(actual, reference, 1e-5)
 

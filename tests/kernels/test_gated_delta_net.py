@@ -2,160 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates_reference, gates_triton
+from kernels.delta_prefill import prefill_triton
 from tests.kernels import oracles
+from tests.kernels.delta_blocks import (
+    EXTREMES,
+    KERNEL,
+    KEY_DIM,
+    VALUE_DIM,
+    VALUE_HEADS,
+    Block,
+    extreme,
+    pool_of,
+    random_block,
+    random_state,
+    slots_of,
+)
 from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
 
-KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 16, 32
-
-KERNEL = "kernel"
 both = pytest.mark.parametrize("by", ["reference", KERNEL])
-
-
-def slots_of(batch: int) -> torch.Tensor:
-    """Rows lie in the pool in another order, and not in all of it: slot 2 b + 1, from the end."""
-    return 2 * torch.arange(batch).flip(0) + 1
-
-
-def pool_of(state: torch.Tensor) -> torch.Tensor:
-    """`state` [B, Hv, Dk, Dv] as layer 1 of 3 of a pool [slots, L, Hv, Dk, Dv], poison everywhere else."""
-    pool = torch.full((2 * len(state) + 1, 3, *state.shape[1:]), POISON)
-    pool[slots_of(len(state)), 1] = state
-    return pool.to(DEVICE)
-
-
-def taken_back(pool: torch.Tensor, batch: int) -> torch.Tensor:
-    """The rows' states; fails if anything else of the pool lost its poison."""
-    pool = pool.cpu()
-    states = pool[slots_of(batch), 1].clone()
-    pool[slots_of(batch), 1] = POISON
-    assert bool(pool.isnan().all())
-    return states
-
-
-@dataclass(frozen=True)
-class Block:
-    """Columns of one layer: `q`, `k` [B, T, Hk, Dk], `v` [B, T, Hv, Dv], `g`, `beta` [B, T, Hv]."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-
-    @property
-    def width(self) -> int:
-        return self.v.shape[1]
-
-    def columns(self, start: int, end: int | None = None) -> Block:
-        """A block of its own memory: the next round's tensors do not share strides with this one's."""
-        return Block(*(t[:, start:end].clone(memory_format=torch.contiguous_format) for t in self.tensors()))
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.q, self.k, self.v, self.g, self.beta
-
-    def there(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The operator's `mixed`, `g` and `beta`, where kernels run."""
-        mixed = torch.cat([t.flatten(-2) for t in (self.q, self.k, self.v)], dim=-1)
-        return mixed.to(DEVICE), self.g.contiguous().to(DEVICE), self.beta.contiguous().to(DEVICE)
-
-    def verify(self, state: torch.Tensor, valid: torch.Tensor | None = None, by: str = KERNEL) -> torch.Tensor:
-        run = gdn.verify_triton if by == KERNEL else gdn.verify_reference
-        pool = pool_of(state)
-        out = run(*self.there(), pool[:, 1], slots_of(len(state)).to(DEVICE), self.counts(valid))
-        assert torch.equal(taken_back(pool, len(state)).view(torch.int32), state.view(torch.int32))
-        return out.cpu()
-
-    def prefill(
-        self, state: torch.Tensor, valid: torch.Tensor | None = None, by: str = KERNEL
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        run = gdn.prefill_triton if by == KERNEL else gdn.prefill_reference
-        pool = pool_of(state)
-        out = run(*self.there(), pool[:, 1], slots_of(len(state)).to(DEVICE), self.counts(valid))
-        return out.cpu(), taken_back(pool, len(state))
-
-    def fold(self, state: torch.Tensor, counts: torch.Tensor, by: str = KERNEL) -> torch.Tensor:
-        run = gdn.fold_triton if by == KERNEL else gdn.fold_reference
-        mixed, g, beta = (t[None] for t in self.there())
-        pool = pool_of(state)
-        run(gdn.Records(mixed, mixed, g, beta), pool[:, 1:2], slots_of(len(state)).to(DEVICE), counts.to(DEVICE))
-        return taken_back(pool, len(state))
-
-    def counts(self, valid: torch.Tensor | None) -> torch.Tensor:
-        return (torch.full((len(self.v),), self.width) if valid is None else valid).to(DEVICE)
-
-    def oracle(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = torch.empty(self.v.shape, dtype=torch.float64)
-        states = torch.empty(state.shape, dtype=torch.float64)
-        for b in range(len(state)):
-            for h in range(self.v.shape[2]):
-                source = h // (self.v.shape[2] // self.k.shape[2])
-                outputs[b, :, h], states[b, h] = oracles.delta_rule(
-                    self.q[b, :, source],
-                    self.k[b, :, source],
-                    self.v[b, :, h],
-                    self.g[b, :, h],
-                    self.beta[b, :, h],
-                    state[b, h],
-                )
-        return outputs, states
-
-
-def random_block(
-    batch: int,
-    width: int,
-    seed: int = 0,
-    heads: tuple[int, int] = (KEY_HEADS, VALUE_HEADS),
-    dims: tuple[int, int] = (KEY_DIM, VALUE_DIM),
-) -> Block:
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    g, beta = torch.empty(2, batch, width, heads[1])
-    a, b = normal(batch, width, heads[1]), normal(batch, width, heads[1])
-    gates_reference(a, b, normal(heads[1]), normal(heads[1]), g, beta)
-    keys = (batch, width, heads[0], dims[0])
-    return Block(normal(*keys), normal(*keys), normal(batch, width, heads[1], dims[1]), g, beta)
-
-
-def random_state(
-    batch: int, seed: int = 100, heads: int = VALUE_HEADS, dims: tuple[int, int] = (KEY_DIM, VALUE_DIM)
-) -> torch.Tensor:
-    return torch.randn(batch, heads, *dims, generator=torch.Generator().manual_seed(seed))
-
-
-def extreme(block: Block, case: str) -> Block:
-    g, beta, k = block.g.clone(), block.beta.clone(), block.k.clone()
-    if case == "tiny keys":
-        k[:, ::3] *= 1e-4  # squares of the order of the norm's epsilon
-        k[:, 1::3] = 0.0
-    elif case == "forgets everything":
-        g[:] = -50.0
-    elif case == "forgets at times":
-        g[:, ::5] = -50.0
-    elif case == "forgets, then remembers":
-        g[:, :40], g[:, 40:] = -50.0, -0.01
-    elif case == "never forgets":
-        g[:] = 0.0
-    elif case == "writes nothing":
-        beta[:] = 0.0
-    elif case == "writes fully":
-        beta[:] = 1.0
-        k[:, 1::2] = k[:, ::2][:, : k[:, 1::2].shape[1]]  # repeated keys: a full write replaces what was there
-    return replace(block, g=g, beta=beta, k=k)
-
-
-EXTREMES = ["plain", "tiny keys", "forgets everything", "forgets at times", "never forgets", "writes nothing"]
-EXTREMES += ["writes fully", "forgets, then remembers"]
 
 
 @both
@@ -189,49 +61,6 @@ def test_a_decay_that_is_all_but_one_keeps_its_digits(by: str) -> None:
 def test_verification_is_the_serial_recurrence_and_leaves_the_state(case: str, by: str) -> None:
     block, state = extreme(random_block(2, 10), case), random_state(2)
     oracles.close(block.verify(state, by=by), block.oracle(state)[0], 1e-5)
-
-
-@pytest.mark.parametrize(
-    "width, by", [*((width, "reference") for width in (1, 2, 63, 64, 65, 200)), (1, KERNEL), (2, KERNEL), (65, KERNEL)]
-)
-def test_prefill_is_the_serial_recurrence_at_every_chunk_boundary(width: int, by: str) -> None:
-    block, state = random_block(2, width, seed=width), random_state(2)
-    outputs, after = block.prefill(state, by=by)
-    expected, expected_state = block.oracle(state)
-    assert outputs.shape == block.v.shape and after.dtype == torch.float32
-    oracles.close(outputs, expected, 2e-5)
-    oracles.close(after, expected_state, 2e-5)
-
-
-@pytest.mark.parametrize("case", EXTREMES)
-def test_prefill_in_chunks_survives_extreme_keys_and_gates(case: str) -> None:
-    block, state = extreme(random_block(2, 130, seed=7), case), random_state(2)
-    outputs, after = block.prefill(state, by="reference")
-    expected, expected_state = block.oracle(state)
-    # the chunked form subtracts sums of log decays, whose FP32 spacing after 40 gates of -50 is 1e-4
-    tolerance = {"forgets at times": 1e-4, "forgets, then remembers": 3e-4}.get(case, 2e-5)
-    oracles.close(outputs, expected, tolerance)
-    oracles.close(after, expected_state, tolerance)
-
-
-def test_prefill_in_pieces_is_prefill_in_one_piece() -> None:
-    block, state = random_block(1, 150, seed=8), random_state(1)
-    whole, after = block.prefill(state, by="reference")
-    first, middle = block.columns(0, 37).prefill(state, by="reference")
-    second, last = block.columns(37).prefill(middle, by="reference")
-    oracles.close(torch.cat((first, second), dim=1), whole, 2e-5)
-    oracles.close(last, after, 2e-5)
-
-
-def test_the_kernel_gives_a_prompt_in_pieces_and_its_rounds_the_bits_of_one_pass() -> None:
-    block, state = random_block(1, 20, seed=18), random_state(1)
-    whole, after = block.prefill(state)
-    first, middle = block.columns(0, 9).prefill(state)
-    verified = block.columns(9, 17).verify(middle)
-    folded = block.columns(9, 17).fold(middle, torch.tensor([8]))
-    last, end = block.columns(17).prefill(folded)
-    assert torch.equal(torch.cat((first, verified, last), dim=1), whole)
-    assert torch.equal(end, after)
 
 
 @both
@@ -287,7 +116,7 @@ def test_the_kernel_refuses_what_is_not_the_layout_of_its_heads() -> None:
         gdn.verify_triton(mixed, g, beta, states, slots.int(), slots)
     gaps = states.new_empty(3, VALUE_HEADS, KEY_DIM, 2 * VALUE_DIM)[..., :VALUE_DIM]
     with pytest.raises(ValueError, match="a layer's heads must be contiguous"):
-        gdn.prefill_triton(mixed, g, beta, gaps, slots, slots)
+        prefill_triton(mixed, g, beta, gaps, slots, slots)
 
 
 # ------------------------------------------------------------------------------------------------ Fold
@@ -309,20 +138,45 @@ def test_after_fold_the_next_column_has_the_bits_that_it_had_in_the_block(
         assert torch.equal(again, outputs[:, count:]), f"N = {count}"
 
 
+def chained(block: Block, state: torch.Tensor, kept: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Folds `state` over a block whose rejected columns are poisoned; it must have the bits of the state `kept` by the
+    verification of the whole block, and its outputs."""
+    verified = block.verify(kept)
+    outputs, kept = block.verify_and_keep(kept, counts)
+    for row, count in enumerate(counts.tolist()):
+        assert torch.equal(outputs[row, :count], verified[row, :count])
+        for tensor in block.tensors():
+            tensor[row, count:] = POISON
+    folded = block.fold(state, counts)
+    assert torch.equal(folded.view(torch.int32), kept.view(torch.int32))
+    return folded
+
+
+def test_fifty_rounds_of_fold_have_the_bits_of_the_states_that_their_verifications_had() -> None:
+    """N from 0 to 16, above 200 tokens kept, and every extreme on the way."""
+    generator, tokens = torch.Generator().manual_seed(51), 0
+    state = random_state(1, heads=1)
+    for round_ in range(50):
+        width = 1 + round_ % 16
+        block = extreme(random_block(1, width, seed=2000 + round_, heads=(1, 1)), EXTREMES[round_ % len(EXTREMES)])
+        block = replace(block, k=block.k.bfloat16(), q=block.q.bfloat16(), v=block.v.bfloat16())
+        count = width if round_ % 2 else int(torch.randint(0, width + 1, (), generator=generator))
+        state, tokens = chained(block, state, state, torch.tensor([count])), tokens + count
+    assert tokens > 200 and bool(state.isfinite().all())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_card_fold_verification_and_prefill_have_the_same_bits_at_the_official_geometry(
-    dtype: torch.dtype,
+@pytest.mark.parametrize("case", EXTREMES)
+def test_on_a_card_fold_and_verification_have_the_same_bits_at_the_official_geometry(
+    case: str, dtype: torch.dtype
 ) -> None:
     dims = (128, 128)
-    block, state = extreme(random_block(2, 16, 21, (16, 48), dims), "tiny keys"), random_state(2, 22, 48, dims)
+    block, state = extreme(random_block(2, 16, 21, (16, 48), dims), case), random_state(2, 22, 48, dims)
     block = replace(block, q=block.q.to(dtype), k=block.k.to(dtype), v=block.v.to(dtype))
     outputs = block.verify(state)
-    for count in range(1, 17):
-        folded = block.fold(state, torch.full((2,), count))
-        prefilled, after = block.columns(0, count).prefill(state)
-        assert torch.equal(folded, after), f"N = {count}"
-        assert torch.equal(prefilled, outputs[:, :count]), f"N = {count}"
+    for count in range(17):
+        folded = chained(block.columns(0), state, state, torch.full((2,), count))
         if count < 16:
             assert torch.equal(block.columns(count).verify(folded), outputs[:, count:]), f"N = {count}"
 

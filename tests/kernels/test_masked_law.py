@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kernels.acceptance import Proposal, accept
-from kernels.masking import unpack
+from kernels.masking import pack, unpack
 from kernels.penalties import adjust_logits
 from tests.kernels import oracles
+from tests.kernels.masks import masks_of
 from tests.kernels.test_acceptance_law import (
     COLUMNS,
     ROWS,
@@ -65,7 +66,7 @@ def play(kind: str, fault: str = "", one_hot: bool = False, extent: int | None =
             allowed = allowed[:, :1].expand_as(allowed)
         if one_hot:
             proposal = Proposal(proposal.drafts)
-        masked = adjust_logits(logits[inputs], proposal.drafts, forbidden=~allowed)
+        masked = adjust_logits(logits[inputs], proposal.drafts, masks=masks_of(~allowed))
         verdict = accept(masked, proposal, extents, frontier, sampling)
         checked += int(extents.sum())
         accepted += int(verdict.accepted.sum())
@@ -121,3 +122,4 @@ def test_bits_become_bools() -> None:
     flags = torch.rand(2, 3, 24, generator=torch.Generator().manual_seed(32)) < 0.5
     packed = (flags.view(2, 3, 3, 8).int() << torch.arange(8)).sum(-1).to(torch.uint8)
     assert torch.equal(unpack(packed, 21), flags[..., :21])
+    assert torch.equal(pack(flags), packed) and torch.equal(unpack(pack(flags[..., :21]), 21), flags[..., :21])

@@ -18,6 +18,7 @@ from kernels.norms import (
     offset_rms_norm_triton,
     plain_rms_norm,
     plain_rms_norm_triton,
+    summed_plain_rms_norm,
 )
 from tests.kernels import oracles
 from tests.kernels.devices import DEVICE
@@ -162,6 +163,24 @@ def test_a_norm_after_an_addition_sees_the_rounded_sum(
     expected = adding(x, y, weight, EPS)
     assert torch.equal(expected[0], total)
     assert torch.equal(expected[1], norm(x + y, weight, EPS))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("rows, width", [(1, 16), (5, 352)])
+def test_the_norm_of_a_product_in_parts_is_that_of_the_product(rows: int, width: int, parts: int) -> None:
+    """Rounded where it would be if the product were stored, in BF16 and in FP32."""
+    generator = torch.Generator().manual_seed(rows + parts)
+    split = torch.randn(parts, rows, width, generator=generator)
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.randn(width, generator=generator).to(dtype)
+        got = summed_plain_rms_norm(split.to(DEVICE), weight.to(DEVICE), EPS).cpu()
+        product = split[0].clone()
+        for part in split[1:]:
+            product += part
+        expected = plain_rms_norm(product.to(dtype), weight, EPS)
+        assert got.dtype == dtype
+        oracles.close(got, expected, 1e-6 if dtype == torch.float32 else 2.0**-7)
+        assert dtype == torch.float32 or float((got == expected).double().mean()) > 0.9
 
 
 def test_the_kernel_refuses_a_gain_of_another_width() -> None:

@@ -28,8 +28,8 @@ from tests.kernels.oracles import POISON
 PAGE, PAGES, KV_HEADS, QUERY_HEADS, DIM = 64, 24, 2, 6, 16
 SCALE = DIM**-0.5
 NO_PAGE = 2**40  # an entry of a page table that must never be followed
-WHOLE = Tiling(rows=32, keys=64, slots=1, warps=4, stages=2)
-SHARED = Tiling(rows=64, keys=32, slots=5, warps=4, stages=2)
+WHOLE = Tiling(rows=32, keys=64, slots=1, warps=4, stages=2, summed=1)
+SHARED = Tiling(rows=64, keys=32, slots=5, warps=4, stages=2, summed=16)
 """Tiles of half a page, and programs that share the rows' contexts."""
 
 # Query rows of columns that are not live are computed from poison, and thrown away.
@@ -144,8 +144,9 @@ def test_the_launch_of_each_head_dimension_is_right(dim: int, dtype: torch.dtype
     check(launch(None), r, q, 2e-6 if dtype == torch.float32 else 2.0**-6)
 
 
-def test_a_chunk_of_many_tiles_is_right_though_its_programs_begin_with_the_last() -> None:
-    check(launch(WHOLE), rows([65], [90]), normal(1, 90, QUERY_HEADS, DIM, seed=12), 2e-6)
+@pytest.mark.parametrize("tiling", [WHOLE, SHARED])
+def test_no_column_of_a_chunk_of_many_tiles_sees_the_columns_after_it(tiling: Tiling) -> None:
+    check(launch(tiling), rows([65], [90]), normal(1, 90, QUERY_HEADS, DIM, seed=12), 2e-6)
 
 
 def test_keys_may_lie_between_those_of_other_layers() -> None:
@@ -161,27 +162,47 @@ def _leave_parts(start_ptr, valid_ptr, share_ptr, parts_ptr, batch, slots, KEYS:
     tl.store(parts_ptr + tl.arange(0, LANES), parts)
 
 
-@pytest.mark.parametrize("slots", [1, 3, 33, 264])
-@pytest.mark.parametrize(
-    "lengths", [[131_072], [0], [193], [64 * 33 + 5], [131_072, 10, 500], [900] * 32, [1, 0, 64, 65, 0, 128, 4096]]
-)
-def test_programs_share_all_contexts_evenly_whichever_row_they_belong_to(lengths: list[int], slots: int) -> None:
+def parts_on_the_device(lengths: list[int], slots: int) -> tuple[int, list[int]]:
+    """(keys of a part, parts of each row), with tiles of 64 keys."""
     lanes = triton.next_power_of_2(len(lengths))
     length = torch.tensor(lengths, device=DEVICE)
     share, parts = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.full((lanes,), -1, device=DEVICE)
     start, valid = (length - 1).clamp(min=0), length.clamp(max=1)
     _leave_parts[(1,)](start, valid, share, parts, len(lengths), slots, KEYS=64, LANES=lanes)  # pyright: ignore
-    keys = int(share)
-    assert parts.tolist() == [-(-n // keys) for n in lengths] + [0] * (lanes - len(lengths))
-    assert keys % 64 == 0 and keys < sum(lengths) / slots + 65
-    assert int(parts.sum()) <= slots + len(lengths) - 1 and int(parts.max()) <= slots
+    assert parts.tolist()[len(lengths) :] == [0] * (lanes - len(lengths))
+    return int(share), parts.tolist()[: len(lengths)]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 33, 264])
+@pytest.mark.parametrize(
+    "lengths", [[131_072], [0], [193], [64 * 33 + 5], [131_072, 10, 500], [900] * 32, [1, 0, 64, 65, 0, 128, 4096]]
+)
+def test_programs_share_all_contexts_evenly_whichever_row_they_belong_to(lengths: list[int], slots: int) -> None:
+    keys, parts = parts_on_the_device(lengths, slots)
+    assert parts == [-(-n // keys) for n in lengths]
+    tiles = sum(-(-n // 64) for n in lengths)
+    assert keys % 64 == 0 and keys // 64 <= max(1, 1.5 * -(-tiles // slots))
+    assert sum(parts) <= slots + len(lengths) - 1 and max(parts) <= slots
+
+
+@pytest.mark.parametrize("lengths", [[4104] * 8, [4104] * 32, [131_080, *[1032] * 7]])
+def test_parts_are_a_little_longer_where_then_none_waits_for_another_to_end(lengths: list[int]) -> None:
+    _, parts = parts_on_the_device(lengths, slots=33)
+    assert sum(parts) <= 33
+
+
+def test_a_long_row_among_as_many_short_ones_as_there_are_slots_is_still_cut() -> None:
+    _, parts = parts_on_the_device([131_072, *[1024] * 31], slots=33)
+    assert parts[0] > 20
 
 
 def test_a_launch_fills_the_card_and_a_chunk_takes_whole_contexts() -> None:
-    verify = Tiling.of(kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=131_072)
-    assert verify.slots == 33  # times 4 kv heads
-    assert Tiling.of(kv_heads=4, rows=8 * 6, head_dim=256, itemsize=2, longest=130).slots == 3
-    assert Tiling.of(kv_heads=4, rows=2048 * 6, head_dim=256, itemsize=2, longest=131_072).slots == 1
+    def slots(columns: int, longest: int = 131_072) -> int:
+        return Tiling.of(1, kv_heads=4, rows=columns * 6, head_dim=256, itemsize=2, longest=longest).slots
+
+    assert slots(8) == slots(16) == 33  # times 4 kv heads
+    assert slots(8, longest=130) == 3
+    assert slots(2048) == 1
 
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:

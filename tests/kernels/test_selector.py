@@ -283,7 +283,8 @@ def test_the_kernel_never_draws_a_candidate_of_probability_zero() -> None:
 def draw_one_row(law_ptr, u_ptr, rank_ptr, N: tl.constexpr, C: tl.constexpr):
     row, c = tl.program_id(0), tl.arange(0, C)
     law = tl.load(law_ptr + row * N + c, mask=c < N, other=0.0)
-    tl.store(rank_ptr + row, selector._drawn_rank(law, tl.load(u_ptr + row), c, C))
+    one = tl.arange(0, 1)
+    tl.store(rank_ptr + row + one, selector._drawn_rank(law[None, :], tl.load(u_ptr + row), c, C))
 
 
 def test_the_kernel_draws_the_rank_that_the_reference_draws_at_every_boundary() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,3 +154,10 @@ def test_bf16_weights_give_fp32_logits_that_are_not_rounded_to_bf16(token_ids):
     assert (logits - exact).norm() < 1e-5 * exact.norm()
     assert not torch.equal(logits, logits.bfloat16().float())
     assert torch.equal(logits.argmax(-1), exact.argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["parent", "depth"])
+def test_columns_of_a_tree_are_refused_by_name(name: str) -> None:
+    chain = columns(torch.tensor([1, 2, 3]), 0)
+    with pytest.raises(ValueError, match=f"columns: {name} is given, must be None: trees of drafts are not verified"):
+        replace(chain, **{name: torch.zeros(1, 3, dtype=torch.int64)})

@@ -51,6 +51,8 @@ class Replica:
         """The ids that the log holds, or the replica that owns the session, or why there is none."""
         try:
             opened = await self._sessions.take(key)
+            while not self._sessions.loaded(opened):
+                opened = await self._sessions.take(key)
         except OwnedElsewhere as error:
             return error.owner
         except NotOwned as error:
