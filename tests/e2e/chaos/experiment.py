@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from tests.e2e.chaos.workload import Workload
 STEPS = 200
 """More than any conversation comes to before the faults are over."""
 
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Experiment:
 @dataclass
 class Outcome:
     """`after_kill`: seconds from a kill to the next token of each stream whose owner died, by kind; `pauses`: the
-    longest gap of chunks around each move less the stream's median gap, in seconds."""
+    longest gap of chunks around each move less the stream's median gap, in seconds. `document_bytes`: what a session's state came to at a turn's end, in
+    the middle."""
 
     seconds: float
     conversations: int
@@ -47,6 +49,7 @@ class Outcome:
     salted: Tally
     after_kill: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
+    document_bytes: int = 0
 
 
 def single_faults(experiment: Experiment, kinds: Sequence[Kind], moves_between: int) -> Outcome:
@@ -90,4 +93,5 @@ def _run(experiment: Experiment, disturb: Callable[[Faults], None]) -> Outcome:
         salted=compared[1],
         after_kill=seconds_after_kills(talks, faults.kills),
         pauses=seconds_of_moves(talks, faults.moves),
+        document_bytes=int(statistics.median(taken.size for talk in talks for taken in talk.turns)),
     )

@@ -20,13 +20,14 @@ from tests.e2e.chaos.reading import Answer, Unanswered, asked, follow, take
 
 @dataclass(frozen=True)
 class Taken:
-    """A turn that is over. `ledger`, `said`: the session's after it, and the text of its transcript's last message.
-    `record`: the turn as the session has it. `followers`: what others heard who read it, too."""
+    """A turn that is over. `ledger`, `said`: the session's after it, and the text of its transcript's last message;
+    `size`: bytes of its document. `record`: the turn as the session has it. `followers`: what others heard who read it, too."""
 
     step: Step
     answer: Answer
     ledger: tuple[int, ...]
     said: str
+    size: int
     record: dict[str, Any]
     followers: tuple[Answer, ...]
 
@@ -134,7 +135,7 @@ class Workload:
         history += [message, {"role": "assistant", "content": answer.text}]
         followed = following.result() if following is not None else None
         ledger = open_document(document).manifest.session.ledger
-        return Taken(step, answer, tuple(ledger), said, record, (followed,) if followed else ())
+        return Taken(step, answer, tuple(ledger), said, len(document), record, (followed,) if followed else ())
 
     def _follow(self, talk: Talk, session: str) -> Answer | None:
         """Somebody else who reads the turn as soon as it is known, over a connection of his own."""
