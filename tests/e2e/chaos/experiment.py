@@ -36,8 +36,8 @@ class Experiment:
 @dataclass
 class Outcome:
     """`after_kill`: seconds from a kill to the next token of each stream whose owner died, by kind; `pauses`: the
-    longest gap of chunks around each move less the stream's median gap, in seconds. `document_bytes`: what a session's state came to at a turn's end, in
-    the middle."""
+    longest gap of chunks around each move less the stream's median gap, in seconds. `document_bytes`: what a session's
+    state came to at a turn's end, in the middle."""
 
     seconds: float
     conversations: int

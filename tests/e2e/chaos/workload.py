@@ -21,7 +21,8 @@ from tests.e2e.chaos.reading import Answer, Unanswered, asked, follow, take
 @dataclass(frozen=True)
 class Taken:
     """A turn that is over. `ledger`, `said`: the session's after it, and the text of its transcript's last message;
-    `size`: bytes of its document. `record`: the turn as the session has it. `followers`: what others heard who read it, too."""
+    `size`: bytes of its document. `record`: the turn as the session has it. `followers`: what others heard who read it,
+    too."""
 
     step: Step
     answer: Answer
