@@ -132,8 +132,10 @@ class TurnDesk:
                 anew=request.mode == "history",
                 accept_durable=request.accept_durable,
             )
-            if (held := self._table.find(request.turn, request.key)) is not None:
-                return held
+            # A session that was taken over just now brings its running turn along, which may be this one.
+            running_already = self._table.find(request.turn, request.key) or self._table.repeated(request)
+            if running_already is not None and running_already is session.running:
+                return running_already
             if (known := self._recorded_key(session, request)) is not None:
                 return known
             running = session.running
