@@ -62,7 +62,7 @@ class SessionKeeper:
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
 
     def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
-        """From the replica's event loop. `resume` is given turns that have to go on here."""
+        """From the replica's event loop. `resume` is given the turns that a session's log tells, when it comes here."""
         self._resume = resume
         self._owned.start()
         self._durable.start()
@@ -217,14 +217,16 @@ class SessionKeeper:
 
     async def _load(self, opened: Opened) -> tuple[Session, Hit]:
         """The session as its copies say it, and the right to append to it."""
-        session, hit, unfinished = await self._rebuilt(opened)
+        session, hit, turns = await self._rebuilt(opened)
         while not self._is_loaded(opened):
             opened = await self._taken(opened.key, anew=False)
-            session, hit, unfinished = await self._rebuilt(opened)
+            session, hit, turns = await self._rebuilt(opened)
         self._sessions[opened.key] = session
-        if unfinished is not None and self._resume is not None:
-            log.info("turn %s of session %s goes on here", unfinished.began.turn, opened.key)
-            self._resume(session, unfinished)
+        for turn in turns:
+            if turn.finished() is None:
+                log.info("turn %s of session %s goes on here", turn.began.turn, opened.key)
+            if self._resume is not None:
+                self._resume(session, turn)
         return session, hit
 
     def _is_loaded(self, opened: Opened) -> bool:
@@ -233,19 +235,18 @@ class SessionKeeper:
         except NotOwned as error:
             raise session_unavailable(opened.key.session, str(error)) from None
 
-    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, LoggedTurn | None]:
-        """The last: a turn that goes on."""
+    async def _rebuilt(self, opened: Opened) -> tuple[Session, Hit, list[LoggedTurn]]:
+        """The last: the turns that the log tells. Only the newest of them may have to go on."""
         session, hit = await self._newest_image(opened)
         session.created = bool(opened.records or opened.images)
         booked = {turn.id for turn in session.turns}
-        unfinished: LoggedTurn | None = None
-        for turn in logged_turns(opened.records):
-            if turn.began.turn in booked:
-                continue
-            unfinished = turn if turn.finished() is None else None
-            self._book(session, turn)
+        turns = logged_turns(opened.records)
+        for turn in turns:
+            if turn.began.turn not in booked:
+                self._book(session, turn)
         session.order = opened.end.sequence
-        return session, hit, unfinished
+        newest = turns[-1:]
+        return session, hit, [turn for turn in turns if turn.finished() is not None or turn in newest]
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""

@@ -21,6 +21,7 @@ from deployment.keeper import SessionKeeper
 from deployment.locks import Locks
 from deployment.ownership import SessionKey
 from deployment.prompting import Prompter
+from deployment.retelling import retold
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
@@ -93,12 +94,12 @@ class TurnDesk:
 
     def _recorded(self, key: SessionKey, record: TurnRecord) -> HeldTurn | Elsewhere:
         """The turn of a record, or who has it. RequestError (410) if nobody does any more."""
-        if record.replica != self._replica:
-            return Elsewhere(record.replica, record.id)
         held = self._table.find(record.id, key)
-        if held is None:
+        if held is not None:
+            return held
+        if record.replica == self._replica:
             raise not_kept(record.id)
-        return held
+        return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         if request.mode != "append":
@@ -183,11 +184,25 @@ class TurnDesk:
         return self._hold(request, prompt, session, submit, turn_log, courses_of(request.resumed))
 
     def resume(self, session: Session, logged: LoggedTurn) -> None:
-        """A turn that its session's log tells, and whose end it does not."""
+        """A turn that its session's log tells. It goes on; one whose end is in the log, too, can be read once more."""
+        if logged.finished() is not None:
+            self._tell_again(session, logged)
+            return
         request, prompt, began = logged.request(session.key), logged.prompt, logged.began
         turn_log = SessionTurnLog(self._keeper, session.key, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, session.engine_id, began.seed)
         self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
+
+    def _tell_again(self, session: Session, logged: LoggedTurn) -> None:
+        request, prompt, tokenizer = logged.request(session.key), logged.prompt, self._service.tokenizer
+        if self._table.find(request.turn, session.key) is not None:
+            return  # it ran here
+        stream = TurnStream(request.turn, request.n, len(prompt.ids), lambda: TurnText(tokenizer, prompt.opener))
+        for event in retold(self._replica, self._model, session, logged, tokenizer):
+            stream.publish(event)
+        held = HeldTurn(request, stream, 0.0, self._later)
+        self._table.add(held)
+        self._table.ended(held)
 
     def _hold(
         self,
