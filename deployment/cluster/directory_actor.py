@@ -46,6 +46,7 @@ MAIL_SECONDS = 1.0
 
 PROBE_SECONDS = 2.0
 SCAN_SECONDS = 5.0
+SWEEP_SECONDS = 3600.0
 
 log = logging.getLogger("ray.serve")
 
@@ -106,7 +107,8 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
         now = time.monotonic()
         for message in messages:
             match message:
@@ -119,6 +121,7 @@ class DirectoryActor:
                 case Joined():
                     self._directory.joined(message, now)
         self._reconcile()
+        return True
 
     async def suspect(self, replica: str) -> bool:
         """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""
@@ -151,15 +154,22 @@ class DirectoryActor:
             self._scanning = asyncio.create_task(self._scan_durable())
 
     async def _scan_durable(self) -> None:
-        ids: list[tuple[SessionKey, Order]] = []
-        while self._durable is not None:
+        """Which sessions the durable tier has, once; and now and then what nothing needs there any more goes."""
+        ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
+        while ids is None:
             try:
-                ids = await asyncio.to_thread(_durable_sessions, self._durable)
-                break
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
             except StateError as error:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
         self._directory.durable_ids(ids)
+        while self._durable is not None:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                log.info("the durable tier was swept: %s", swept)
+            except StateError as error:
+                log.warning("the durable tier could not be swept: %s", error)
 
     async def _keep_watching(self) -> None:
         while True:
@@ -193,5 +203,9 @@ class DirectoryActor:
 
 
 def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
-    tier = DurableTier(open_store(place), 0, lambda document: None)
-    return [(publication.key, publication.order) for publication in tier.sessions()]
+    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+
+
+def _tier(place: str) -> DurableTier:
+    """For reading names and sweeping: nothing is published with it."""
+    return DurableTier(open_store(place), 0, lambda document: None)

@@ -6,13 +6,16 @@ never talks to an old one's actors.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 PROTOCOL = 3
 NAMESPACE = "dflash-serve"
+END_SECONDS = 5.0
 
 
 def directory_name(app: str) -> str:
@@ -36,8 +39,17 @@ def remove(app: str) -> int:
     mine = [name for name in names if name.startswith(f"{app}/v")]
     # The directory first: nobody should hear of stores that go one after the other.
     for name in sorted(mine):
-        ray.kill(ray.get_actor(name, NAMESPACE))
+        actor = ray.get_actor(name, NAMESPACE)
+        if "/host-store/" in name:
+            _end(actor)
+        ray.kill(actor)
     return len(mine)
+
+
+def _end(store: Any) -> None:
+    """What a store holds in shared memory would outlive its process. One that does not answer is left to `sweep`."""
+    with contextlib.suppress(RayError, AttributeError):
+        ray.get(store.end.remote(), timeout=END_SECONDS)
 
 
 def _prefix(app: str) -> str:
