@@ -83,6 +83,8 @@ class HostStoreActor:
         self._arena.close()
         arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
 
+    # An actor that was started again may not find itself under its new address at once.
+    @ray.method(max_task_retries=-1)
     async def beat(self) -> None:
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_beating())
