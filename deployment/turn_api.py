@@ -14,7 +14,7 @@ from deployment.actors import Cluster
 from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.completion_format import CompletionFormat
-from deployment.errors import Refused, RequestError
+from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
 from deployment.ownership import Placement, SessionKey
 from deployment.refusal import refusal
@@ -22,7 +22,6 @@ from deployment.replica_calls import ATTEMPTS, Replicas
 from deployment.request_reading import asking_of, completion_request, document_of, turn_request
 from deployment.schemas import CompletionBody, GenerationBody, TurnBody, parse
 from deployment.sse import chunks, kept_alive
-from deployment.turn_desk import not_kept
 from deployment.wire import Elsewhere, Opened, Route, Told, TurnRequest
 
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
@@ -108,7 +107,7 @@ class TurnApi:
         route = Route(str(key), where.replica)
         async with aclosing(self._replicas.told("follow_kept_turn", route, key, where.turn, after)) as answers:
             async for answer in answers:
-                yield answer if isinstance(answer, Told) else Told("", not_kept(where.turn).refused)
+                yield answer if isinstance(answer, Told) else Told("", turn_not_kept(where.turn).refused)
 
 
 def _affinity(turn: TurnRequest) -> str:

@@ -12,7 +12,7 @@ import contextlib
 
 from deployment.engine.messages import Sampling, Submit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, invalid, session_busy
+from deployment.errors import RequestError, invalid, session_busy, turn_not_kept
 from deployment.held_turn import HeldTurn, Later
 from deployment.hinted_state import HintedState
 from deployment.keeper import SessionKeeper
@@ -88,7 +88,7 @@ class TurnDesk:
             return Elsewhere(record.replica, record.id)
         held = self._table.find(record.id, key)
         if held is None:
-            raise not_kept(record.id)
+            raise turn_not_kept(record.id)
         return held
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
@@ -204,11 +204,6 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, request.grammar),
         )
-
-
-def not_kept(turn: str) -> RequestError:
-    message = f"the events of turn {turn} are not kept any more; its session's transcript has its text"
-    return RequestError(410, "turn_not_kept", message, "turn")
 
 
 def _what_runs(session: Session) -> str:
