@@ -72,10 +72,11 @@ def test_without_patience_nothing_is_tried_twice():
 
 
 def test_a_server_that_answers_and_breaks_off_without_news_is_given_up_too():
-    server = FakeServer(published(CUTS), [cut(900), *[cut(40)] * 100])
-    with pytest.raises(Unreachable, match="connection reset"):
-        told(server, Time())
-    assert len(server.asked) < 20
+    for session, sent in (("trip", 40), (None, 600)):
+        server = FakeServer(published(CUTS), [cut(900), *[cut(sent)] * 100])
+        with pytest.raises(Unreachable, match="connection reset"):
+            told(server, Time(), session=session)
+        assert len(server.asked) < 20
 
 
 def test_each_news_renews_the_patience():

@@ -142,14 +142,16 @@ def test_streams_that_break_again_and_again_in_parts_of_any_size_are_whole(
     assert positions == sorted(positions)
 
 
-@given(first=st.integers(0, 4000), bounds=st.sets(st.integers(1, IDS - 1), max_size=6).map(sorted))
+@given(first=st.integers(0, 9000), bounds=st.sets(st.integers(1, IDS - 1), max_size=6).map(sorted))
 def test_a_turn_that_is_told_again_in_other_pieces_is_whole(first: int, bounds: list[int]):
     """As after a move: events may end elsewhere, and the text is the same."""
-    server = FakeServer(published(CUTS, choices=2))
-    other = published(bounds, choices=2)
+    server = FakeServer(published(CUTS, choices=2, logprobs=True))
+    other = published(bounds, choices=2, logprobs=True)
     server.plans = [cut(first), lambda data: Body(written(other, None))]
-    told = events(server, None)
-    assert [content(told, choice) for choice in (0, 1)] == [WHOLE] * 2
+    answer = client(server).ask(MESSAGES)
+    assert [choice.content for choice in answer.choices] == [WHOLE] * 2
+    for choice in answer.choices:
+        assert [entry["logprob"] for entry in choice.logprobs] == [-float(position) for position in range(IDS)]
 
 
 def test_the_async_client_reads_the_same():
@@ -189,7 +191,7 @@ def told_event(event: str) -> Plan:
 @pytest.mark.parametrize(
     "last",
     [
-        "event: resume\ndata: {}\n\n",
+        "event: resume\ndata: {}\n\ndata: what comes after it is not read\n\n",
         'id: \ndata: {"error": {"message": "m", "type": "unavailable_error", "code": "replica_lost"}}\n\n',
         "",
     ],
@@ -239,6 +241,14 @@ def other_hash(place: str) -> str:
     return f"{place[:-8]}00000000"
 
 
+def only(*numbers: int) -> Callable[[bytes], bytes]:
+    return lambda data: b"".join(data.split(b"\n\n")[number] + b"\n\n" for number in numbers)
+
+
+def ends_early(data: bytes) -> bytes:
+    return with_id(position(12), len(data.split(b"\n\n")) - 4)(data)
+
+
 def position(to: int) -> Callable[[str], str]:
     return lambda place: f"{TURN}.{to}.{place[-8:]}"
 
@@ -252,6 +262,7 @@ def position(to: int) -> Callable[[str], str]:
         (with_text("", 1), "another length"),
         (with_text("3 Grüße, 5 €, ñ, 語 und", 1), "was not there|other text"),
         (without(1), "other text"),
+        (lambda data: only(0, 5, 6, 7)(with_text("", 5)(data)), "without text that was read"),
         (with_id(position(9), 1), "text again"),
         (with_id(lambda place: place.replace(TURN, "f" * 32), 1), "comes in its place"),
         (lambda data: written(published(CUTS, text="etwas anderes als zuvor"), None), "had the hash|other text"),
@@ -269,6 +280,7 @@ def test_a_turn_that_is_told_again_differently_is_named(change: Callable[[bytes]
         (lambda data: written(published(CUTS), None), "text again"),
         (with_id(position(15), 0), "text again"),
         (with_id(lambda place: place.replace(TURN, "f" * 32), 0), "comes in its place"),
+        (ends_early, "ends the turn at another position"),
         (lambda data: data.replace(b'"completion_tokens":', b'"completion_tokens":1'), "of which"),
     ],
 )
@@ -276,6 +288,12 @@ def test_a_followed_turn_that_does_not_go_on_where_it_was_left_is_named(change: 
     server = FakeServer(published(CUTS), again(change, 1200))
     with pytest.raises(Contradiction, match=why):
         events(server)
+
+
+def test_a_stream_that_does_not_begin_with_its_beginning_is_named():
+    for change, why in ((without(0), "does not open it"), (with_id(other_hash, 0), "not that of no tokens")):
+        with pytest.raises(Contradiction, match=why):
+            events(FakeServer(published(CUTS), [lambda data, change=change: Body(change(data))]))
 
 
 def test_log_probabilities_show_a_token_that_is_missing():
