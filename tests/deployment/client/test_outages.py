@@ -155,8 +155,9 @@ def test_every_method_is_its_route():
         assert client.models() == client.replicas() == client.sessions() == [{"id": "x"}]
         assert client.turns("a/b") == client.checkpoints("a/b") == [{"id": "x"}]
         assert client.session("a/b")["object"] == "list"
-        client.create(), client.create("c"), client.fork("a"), client.fork("a", "b"), client.checkpoint("a")
-        client.migrate("a"), client.migrate("a", "r2"), client.delete("a")
+        acted = [client.create(), client.create("c"), client.fork("a"), client.fork("a", "b"), client.checkpoint("a")]
+        acted += [client.migrate("a"), client.migrate("a", "r2"), client.delete("a")]
+        assert all("data" in answer for answer in acted)
         assert client.export("a").startswith(b"{") and client.import_(b"doc", "n") and client.import_(b"doc")
     assert asked == [
         ("GET", "/v1/models", b""),
@@ -257,12 +258,13 @@ def test_what_cannot_stand_in_a_request_is_named_before_anything_is_sent():
     with pytest.raises(ValueError, match="api_key"):
         Client(api_key="schlüssel")
     client = Client("http://127.0.0.1:1", patience=0)
-    for how, why in (
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"session": "a b"}, "session: has visible ASCII"),
         ({"idempotency_key": ""}, "idempotency_key"),
         ({"append": True}, "append: an append turn needs a session"),
         ({"options": {"stream": False}}, "options: stream"),
-    ):
+    ]
+    for how, why in mistakes:
         with pytest.raises(ValueError, match=why):
             client.stream(MESSAGES, **how)
     with pytest.raises(Unreachable, match=r"http://127.0.0.1:1 does not answer: .*refused"):
