@@ -96,6 +96,7 @@ def _resume(session: dict[str, Any]) -> Resume:
         reused=session["reused"],
         prefilled=session["prefilled"],
         epoch=session["epoch"],
+        frontier=session["frontier"],
     )
 
 

@@ -44,13 +44,15 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Resume:
-    """What it cost to go on in a session. `hit`: where its state came from (device, host, peer, disk, none)."""
+    """What it cost to go on in a session. `hit`: where its state came from (device, host, peer, disk, none).
+    `frontier`: where it stands now."""
 
     session: str
     hit: str
     reused: int
     prefilled: int
     epoch: str
+    frontier: int | None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class Answer:
     @property
     def ended(self) -> Ended:
         return self.choices[0].ended
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.usage.completion_tokens / max(self.ended.seconds, 1e-9)
 
     @property
     def resume(self) -> Resume | None:
