@@ -505,9 +505,7 @@ def test_a_running_turn_is_migrated_and_its_stream_does_not_break(client: httpx.
 
 
 @pytest.mark.parametrize("what", ["directory", "host store"])
-def test_a_stream_goes_on_while_directory_or_host_store_is_started_again(
-    client: httpx.Client, expected: str, what: str
-):
+def test_a_stream_goes_on_while_directory_or_host_store_restarts(client: httpx.Client, expected: str, what: str):
     node = ray.get_runtime_context().get_node_id()
     name = directory_name("dflash") if what == "directory" else store_name("dflash", node)
     got, _ = streamed(
