@@ -76,7 +76,7 @@ class TurnDesk:
             return held
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         held = self._table.find(turn, key)  # a session that was taken over just now brings its running turn along
-        if held is not None:
+        if held is not None and self._is_its_sessions(held):
             return held
         record = next((record for record in session.turns if record.id == turn), None)
         if record is None:
