@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine.messages import Finished, Sampling, Submit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, invalid, session_busy, session_unavailable, turn_not_kept
+from deployment.errors import RequestError, invalid, session_busy, turn_not_kept
 from deployment.held_turn import HeldTurn, Later
 from deployment.hinted_state import HintedState
 from deployment.keeper import SessionKeeper
@@ -179,8 +179,9 @@ class TurnDesk:
         if session is not None:
             try:
                 turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
-            except NotOwned as error:
-                raise session_unavailable(session.key.session, str(error)) from None
+            except NotOwned:
+                what = f"session {session.key.session!r} was moved or deleted while this turn was about to begin"
+                raise RequestError(409, "session_moved", f"{what}; ask again", "session") from None
             except FormatError as error:
                 raise invalid(f"the request cannot be kept in its session's log: {error}") from None
         submit = self._submit(request, prompt, engine_id, seed)
