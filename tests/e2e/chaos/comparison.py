@@ -15,7 +15,8 @@ from tests.e2e.chaos.workload import Taken, Talk
 @dataclass
 class Tally:
     """Counts of one run. `resumed`: streams that went on elsewhere by themselves, or after their client had asked for
-    the rest; `recomputed`: tokens that were prefilled beyond what the undisturbed run prefilled. `what`: each flaw."""
+    the rest; `recomputed`: tokens that were prefilled beyond what the undisturbed run prefilled. `given_up`: conversations whose
+    client was refused for good. `what`: each flaw."""
 
     turns: int = 0
     streams_resumed: int = 0
@@ -28,13 +29,14 @@ class Tally:
     tokens_repeated: int = 0
     tokens_contradicted: int = 0
     what: list[str] = field(default_factory=list)
+    why_given_up: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
         return not (self.tokens_lost or self.tokens_repeated or self.tokens_contradicted or self.what)
 
     def counts(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "what"}
+        return {name: value for name, value in asdict(self).items() if isinstance(value, int)}
 
 
 def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
@@ -42,7 +44,9 @@ def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
     said of one turn is compared."""
     total = Tally()
     for number, talk in enumerate(talks):
-        total.given_up += talk.given_up is not None
+        if talk.given_up is not None:
+            total.given_up += 1
+            total.why_given_up.append(f"{talk.conversation.name}, step {talk.steps}: {talk.given_up}")
         for at, taken in enumerate(talk.turns):
             where = f"{talk.conversation.name}, turn {at}"
             _check(total, where, taken)
