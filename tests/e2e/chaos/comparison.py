@@ -14,9 +14,9 @@ from tests.e2e.chaos.workload import Taken, Talk
 
 @dataclass
 class Tally:
-    """Counts of one run. `resumed`: streams that went on elsewhere by themselves, or after their client had asked for
-    the rest; `recomputed`: tokens that were prefilled beyond what the undisturbed run prefilled. `given_up`: conversations whose
-    client was refused for good. `what`: each flaw."""
+    """Counts of one run. `streams_resumed`: those that another replica ended than began them, or whose client asked for
+    the rest; `tokens_recomputed`: prefilled beyond what the undisturbed run prefilled, by a turn's last owner.
+    `given_up`: conversations whose client was refused for good. `what`: each flaw."""
 
     turns: int = 0
     streams_resumed: int = 0
