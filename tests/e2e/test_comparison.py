@@ -87,3 +87,8 @@ def test_tokens_that_the_undisturbed_run_does_not_have_are_contradicted_from_the
     other = (10, 11, 99, 98, 97)
     found = judged(taken(heard()), taken(heard(other), ids=other))
     assert found.tokens_contradicted == 3 and "from token 2 on" in found.what[0]
+
+
+def test_another_prompt_is_a_flaw_though_the_answer_is_the_same():
+    calm = taken(heard())
+    assert not judged(taken(heard()), replace(calm, ledger=(9, 2, 3, *IDS))).clean

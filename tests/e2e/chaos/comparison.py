@@ -47,11 +47,12 @@ def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
         if talk.given_up is not None:
             total.given_up += 1
             total.why_given_up.append(f"{talk.conversation.name}, step {talk.steps}: {talk.given_up}")
+        diverged = False
         for at, taken in enumerate(talk.turns):
             where = f"{talk.conversation.name}, turn {at}"
             _check(total, where, taken)
             if undisturbed is not None:
-                _compare(total, where, taken, undisturbed[number].turns[at])
+                diverged = _compare(total, where, taken, undisturbed[number].turns[at], diverged)
     return total
 
 
@@ -90,16 +91,22 @@ def _check_heard(total: Tally, where: str, answer: Answer, taken: Taken) -> None
         right = position
 
 
-def _compare(total: Tally, where: str, taken: Taken, calm: Taken) -> None:
+def _compare(total: Tally, where: str, taken: Taken, calm: Taken, diverged: bool) -> bool:
+    """Whether the turn is another one than in the undisturbed run. `diverged`: one before it was; what only follows
+    from that, since the prompts differ, is not counted again."""
     total.tokens_recomputed += max(0, taken.answer.prefilled - calm.answer.prefilled)
     heard, usual = taken.answer, calm.answer
-    start, end = heard.start, usual.start
-    mine, theirs = taken.ledger[start : start + heard.tokens], calm.ledger[end : end + usual.tokens]
-    if mine == theirs and heard.text == usual.text and heard.finish == usual.finish:
-        return
-    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
-    total.tokens_contradicted += max(1, len(mine) - (len(mine) if same is None else same))
+    prompts = taken.ledger[: heard.start], calm.ledger[: usual.start]
+    mine, theirs = taken.ledger[heard.start :][: heard.tokens], calm.ledger[usual.start :][: usual.tokens]
+    alike = mine == theirs and heard.text == usual.text and heard.finish == usual.finish
+    if (alike and prompts[0] == prompts[1]) or (diverged and prompts[0] != prompts[1]):
+        return diverged
+    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), len(mine))
+    total.tokens_contradicted += max(1, len(mine) - same)
+    asked = f"{taken.step.kind}, {'equal' if prompts[0] == prompts[1] else 'other'} prompts, {dict(taken.step.options)}"
+    way = f"{'moved' if taken.moved else 'not moved'}, {heard.resumed} times resumed, {heard.tries} tries"
     total.what.append(
-        f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)}: "
-        f"{heard.text!r}, undisturbed {usual.text!r}"
+        f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)} ({asked}; "
+        f"{way}): {heard.text!r}, undisturbed {usual.text!r}"
     )
+    return True
