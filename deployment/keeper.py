@@ -30,7 +30,7 @@ from deployment.errors import RequestError, session_busy, session_exists, sessio
 from deployment.locks import Locks
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
-from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
@@ -80,8 +80,9 @@ class SessionKeeper:
         self._cluster = cluster
         self._durable = durable
         self._owned = OwnedSessions(
-            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
-        )
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
+            offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
+        )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
         self._copying = Locks()
@@ -89,11 +90,14 @@ class SessionKeeper:
         self._calls = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
+        self._drain: Callable[[Drain], None] = lambda message: None
 
-    def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
+    def start(self, resume: Callable[[Session, LoggedTurn], None], drain: Callable[[Drain], None]) -> None:
         """From the replica's event loop. `resume` is given the newest turn that the log of a session tells which was
-        taken over: it goes on here, or if it is over, is told here to those who have not heard its end."""
+        taken over: it goes on here, or if it is over, is told here to those who have not heard its end. `drain` is
+        given the directory's word that the replica is about to go."""
         self._resume = resume
+        self._drain = drain
         self._owned.start()
         self._durable.start()
         self._spawn(self._publish_idle())
@@ -105,6 +109,9 @@ class SessionKeeper:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def all(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
 
     def held(self, key: SessionKey) -> Session | None:
         """A session that this replica may commit to, as far as it knows."""
@@ -320,6 +327,8 @@ class SessionKeeper:
             if turn.began.turn not in booked:
                 self._book(session, turn)
         session.order = opened.end.sequence
+        session.image = opened.images[-1].order.sequence if opened.images else -1
+        session.arrived = time.monotonic()
         return _Rebuilt(session, hit, turns[-1] if turns else None, arrival if came is not None else None)
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
@@ -462,6 +471,7 @@ class SessionKeeper:
             try:
                 document, frontiers = await self._export(session)
                 self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
+                session.image = sequence
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -511,6 +521,7 @@ class SessionKeeper:
                 sequence = chosen.order = self._owned.end(chosen.key).sequence
                 document, frontiers = await self._export(chosen, checkpoints=False)
                 self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+                chosen.image = sequence
             except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", chosen.key, error)
 
@@ -551,13 +562,6 @@ class SessionKeeper:
             return None
         await self.forget(session)
         return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds)
-
-    def told(self, message: Offer | Moved) -> None:
-        """Another replica's word."""
-        if isinstance(message, Moved):
-            self._owned.moved(message)
-        else:
-            self._spawn(self._adopted(message))
 
     async def _adopted(self, offer: Offer) -> None:
         try:

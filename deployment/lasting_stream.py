@@ -16,13 +16,12 @@ from ray.exceptions import RayActorError
 
 from deployment.cluster.transport import Cluster
 from deployment.engine.messages import Round
-from deployment.errors import Refused, RequestError
+from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.session_api import located
-from deployment.turn_desk import not_kept
 from deployment.turns import seed_of
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
@@ -37,15 +36,22 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `replica`: who told the last of it; `owner`: who was said to tell the rest."""
+    are over; `replica`: who told the last of it; `sent_to`: who should be asked next, by the word of the one that was
+    asked before."""
 
     after: str | None = None
     replica: str | None = None
-    owner: str | None = None
     began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
+    sent_to: NotHere | None = None
+
+    def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
+        sent, self.sent_to = self.sent_to, None
+        if sent is None or sent.owner is None:
+            return Route(affinity, owner, placement)
+        return Route(affinity, sent.owner, placement, sent_on=sent.full)
 
     def take(self, told: Told) -> bool:
         """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
@@ -102,7 +108,7 @@ class LastingStream:
                 if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
                     yield _lost()
                     return
-                if reader.owner is None:
+                if reader.sent_to is None:
                     await asyncio.sleep(AGAIN_SECONDS)
 
     async def followed(
@@ -111,13 +117,13 @@ class LastingStream:
         """A session's turn, running or over: its first event, and all after `after`."""
         reader = _Reader(after=str(after) if after else None) if reader is None else reader
         while True:
-            if reader.owner is not None:
-                route, reader.owner = Route(str(key), reader.owner), None
+            if reader.sent_to is not None and reader.sent_to.owner is not None:
+                route = reader.route(str(key), None, None)
             else:
                 placement = placement or await located(self._cluster, key)
                 if placement is None:
                     raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
-                route = Route(str(key), placement.owner, placement)
+                route = reader.route(str(key), placement.owner, placement)
             try:
                 async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
@@ -128,13 +134,12 @@ class LastingStream:
                     yield _lost()
                     return
             placement = None
-            if reader.owner is None:
+            if reader.sent_to is None:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
-        route = Route(str(key), reader.owner or (placement.owner if placement else None), placement)
-        reader.owner = None
+        route = reader.route(str(key), placement.owner if placement else None, placement)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
@@ -142,7 +147,7 @@ class LastingStream:
     async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
-        route = Route(_affinity(turn))
+        route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
         async with aclosing(self._told(route, reader, "take_turn", replace(turn, resumed=rounds))) as events:
             async for told in events:
                 yield told
@@ -157,9 +162,10 @@ class LastingStream:
                     if isinstance(answer, Elsewhere):
                         where = answer
                     elif isinstance(answer, NotHere):
+                        reader.sent_to = answer
                         raise _Lost
                     elif isinstance(answer.event, Moved):
-                        reader.owner = answer.event.owner
+                        reader.sent_to = NotHere("", answer.event.owner)
                         raise _Lost
                     elif reader.take(answer):
                         yield answer
@@ -180,11 +186,11 @@ class LastingStream:
             ) as answers:
                 async for answer in answers:
                     if not isinstance(answer, Told):
-                        raise not_kept(where.turn)
+                        raise turn_not_kept(where.turn)
                     if reader.take(answer):
                         yield answer
         except RayActorError:
-            raise not_kept(where.turn) from None
+            raise turn_not_kept(where.turn) from None
 
 
 class _Lost(Exception):

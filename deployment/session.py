@@ -25,7 +25,8 @@ class Session:
     turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has. `came`: where its state was when this replica became the owner.
+    newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
+    monotonic clock. `image`: the log's record as of which the newest image is.
     """
 
     key: SessionKey
@@ -43,6 +44,8 @@ class Session:
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
     came: Hit = "device"
+    image: int = -1
+    arrived: float = float("-inf")
 
     @property
     def free(self) -> bool:

@@ -41,6 +41,11 @@ class TurnTable:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def lanes_wanted(self) -> int:
+        """By all that run or wait."""
+        return sum(turn.request.n for turn in self._running.values())
+
     def add(self, turn: HeldTurn) -> None:
         self._running[turn.id] = turn
         if (key := _key(turn.request)) is not None:

@@ -19,6 +19,7 @@ from deployment.ownership.log import Numbered
 from deployment.ownership.messages import (
     Claim,
     Committed,
+    Drain,
     Fenced,
     FromDirectory,
     FromOwner,
@@ -53,7 +54,7 @@ log = logging.getLogger("ray.serve")
 class Transport(Protocol):
     """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None: ...
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join | Offer | Moved | Drain] | None: ...
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
@@ -113,7 +114,8 @@ class _Owned:
 
 class OwnedSessions:
     """`fenced` is called when a session is lost to another owner while this replica believed to have it; `opened` when
-    one is open again under a new epoch; `no_room` when a store cannot take what it was given."""
+    one is open again under a new epoch; `no_room` when a store cannot take what it was given; `offered` when another
+    replica would give a session; `drain` when all are to go elsewhere."""
 
     def __init__(
         self,
@@ -124,6 +126,8 @@ class OwnedSessions:
         opened: Callable[[Opened], None],
         fenced: Callable[[SessionKey], None],
         no_room: Callable[[NoRoom], None],
+        offered: Callable[[Offer], None],
+        drain: Callable[[Drain], None],
     ) -> None:
         self._replica = replica
         self._node = node
@@ -131,6 +135,8 @@ class OwnedSessions:
         self._on_opened = opened
         self._on_fenced = fenced
         self._on_no_room = no_room
+        self._on_offered = offered
+        self._on_drain = drain
         self._owned: dict[SessionKey, _Owned] = {}
         self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
         self._to_directory: dict[tuple[type, SessionKey, Member | None], FromOwner] = {}
@@ -257,13 +263,6 @@ class OwnedSessions:
         """The replica has no use for the session any more. It stays the owner for others until somebody claims it."""
         self._owned.pop(key, None)
 
-    # -------------------------------------------------------------------------------------------- what comes in
-
-    def moved(self, moved: Moved) -> None:
-        owned = self._owned.get(moved.key)
-        if owned is not None:
-            self._dispatch(owned, owned.owner.moved(moved))
-
     # -------------------------------------------------------------------------------------------- inside
 
     def _mine(self, key: SessionKey) -> _Owned:
@@ -381,15 +380,21 @@ class OwnedSessions:
             if messages is None:
                 await asyncio.sleep(max(0.0, 0.5 - (time.monotonic() - sent)))
 
-    def _directed(self, message: Grant | Join) -> None:
-        owned = self._owned.get(message.key)
-        if owned is None:
-            return
+    def _directed(self, message: Grant | Join | Offer | Moved | Drain) -> None:
         now = time.monotonic()
-        if isinstance(message, Grant):
-            self._dispatch(owned, owned.owner.granted(message, now))
-        else:
-            self._dispatch(owned, owned.owner.join(message, now))
+        match message:
+            case Drain():
+                self._on_drain(message)
+            case Offer():
+                self._on_offered(message)
+            case _ if (owned := self._owned.get(message.key)) is None:
+                pass
+            case Grant():
+                self._dispatch(owned, owned.owner.granted(message, now))
+            case Join():
+                self._dispatch(owned, owned.owner.join(message, now))
+            case Moved():
+                self._dispatch(owned, owned.owner.moved(message))
 
     async def _tick(self) -> None:
         while True:

@@ -6,10 +6,10 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import ray
 
+from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere, OwnedSessions
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
 from deployment.ownership.log import Round, TurnBegan
@@ -20,8 +20,7 @@ APP = "owners"
 ARENA_BYTES = 16 << 20
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)  # pyright: ignore[reportCallIssue]
-class Replica:
+class _Replica:
     def __init__(self, name: str, shared_memory: Path) -> None:
         self._name = name
         self._store = start_host_store(APP, ARENA_BYTES, shared_memory)
@@ -33,16 +32,15 @@ class Replica:
         self._sessions = OwnedSessions(
             self._name,
             cluster.node,
-            RayTransport(cluster, APP, self._name, self._tell_peer),
+            RayTransport(cluster, APP, self._name, lambda: Load(1, 0)),
             opened=lambda opened: None,
             fenced=lambda key: None,
             no_room=lambda message: None,
+            offered=lambda offer: None,
+            drain=lambda drain: None,
         )
         self._sessions.start()
         return cluster.node
-
-    async def _tell_peer(self, replica: str, message: Any) -> None:
-        pass
 
     async def pid(self) -> int:
         return os.getpid()
@@ -88,3 +86,6 @@ class Replica:
 
     async def stall(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+Replica: Any = ray.remote(num_cpus=0, max_concurrency=100)(_Replica)  # pyright: ignore[reportCallIssue]
