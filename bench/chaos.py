@@ -33,7 +33,7 @@ MOVES_BETWEEN = 2
 
 def order_of(kills: int, seed: int) -> list[Kind]:
     """Every kind as often as the others, in a random order."""
-    kinds = [KINDS[number % len(KINDS)] for number in range(kills)]
+    kinds: list[Kind] = [KINDS[number % len(KINDS)] for number in range(kills)]
     random.Random(seed).shuffle(kinds)
     return kinds
 
@@ -87,8 +87,8 @@ def main() -> None:
         print(text, flush=True)
         if args.output:
             (args.output / f"{name}.json").write_text(text + "\n")
-    for what in (*outcome.plain.what, *outcome.salted.what):
-        print(what)
+    for tally in (outcome.plain, outcome.salted):
+        print("\n".join((*tally.why_given_up, *tally.what)))
     sys.exit(0 if outcome.plain.clean and outcome.salted.clean else 1)
 
 

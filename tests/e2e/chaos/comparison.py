@@ -14,8 +14,9 @@ from tests.e2e.chaos.workload import Taken, Talk
 
 @dataclass
 class Tally:
-    """Counts of one run. `resumed`: streams that went on elsewhere by themselves, or after their client had asked for
-    the rest; `recomputed`: tokens that were prefilled beyond what the undisturbed run prefilled. `what`: each flaw."""
+    """Counts of one run. `streams_resumed`: those that another replica ended than began them, or whose client asked for
+    the rest; `tokens_recomputed`: prefilled beyond what the undisturbed run prefilled, by a turn's last owner.
+    `given_up`: conversations whose client was refused for good. `what`: each flaw."""
 
     turns: int = 0
     streams_resumed: int = 0
@@ -28,13 +29,14 @@ class Tally:
     tokens_repeated: int = 0
     tokens_contradicted: int = 0
     what: list[str] = field(default_factory=list)
+    why_given_up: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
         return not (self.tokens_lost or self.tokens_repeated or self.tokens_contradicted or self.what)
 
     def counts(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "what"}
+        return {name: value for name, value in asdict(self).items() if isinstance(value, int)}
 
 
 def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
@@ -42,12 +44,15 @@ def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
     said of one turn is compared."""
     total = Tally()
     for number, talk in enumerate(talks):
-        total.given_up += talk.given_up is not None
+        if talk.given_up is not None:
+            total.given_up += 1
+            total.why_given_up.append(f"{talk.conversation.name}, step {talk.steps}: {talk.given_up}")
+        diverged = False
         for at, taken in enumerate(talk.turns):
             where = f"{talk.conversation.name}, turn {at}"
             _check(total, where, taken)
             if undisturbed is not None:
-                _compare(total, where, taken, undisturbed[number].turns[at])
+                diverged = _compare(total, where, taken, undisturbed[number].turns[at], diverged)
     return total
 
 
@@ -86,16 +91,22 @@ def _check_heard(total: Tally, where: str, answer: Answer, taken: Taken) -> None
         right = position
 
 
-def _compare(total: Tally, where: str, taken: Taken, calm: Taken) -> None:
+def _compare(total: Tally, where: str, taken: Taken, calm: Taken, diverged: bool) -> bool:
+    """Whether the turn is another one than in the undisturbed run. `diverged`: one before it was; what only follows
+    from that, since the prompts differ, is not counted again."""
     total.tokens_recomputed += max(0, taken.answer.prefilled - calm.answer.prefilled)
     heard, usual = taken.answer, calm.answer
-    start, end = heard.start, usual.start
-    mine, theirs = taken.ledger[start : start + heard.tokens], calm.ledger[end : end + usual.tokens]
-    if mine == theirs and heard.text == usual.text and heard.finish == usual.finish:
-        return
-    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
-    total.tokens_contradicted += max(1, len(mine) - (len(mine) if same is None else same))
+    prompts = taken.ledger[: heard.start], calm.ledger[: usual.start]
+    mine, theirs = taken.ledger[heard.start :][: heard.tokens], calm.ledger[usual.start :][: usual.tokens]
+    alike = mine == theirs and heard.text == usual.text and heard.finish == usual.finish
+    if (alike and prompts[0] == prompts[1]) or (diverged and prompts[0] != prompts[1]):
+        return diverged
+    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), len(mine))
+    total.tokens_contradicted += max(1, len(mine) - same)
+    asked = f"{taken.step.kind}, {'equal' if prompts[0] == prompts[1] else 'other'} prompts, {dict(taken.step.options)}"
+    way = f"{'moved' if taken.moved else 'not moved'}, {heard.resumed} times resumed, {heard.tries} tries"
     total.what.append(
-        f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)}: "
-        f"{heard.text!r}, undisturbed {usual.text!r}"
+        f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)} ({asked}; "
+        f"{way}): {heard.text!r}, undisturbed {usual.text!r}"
     )
+    return True
