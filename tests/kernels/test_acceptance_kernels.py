@@ -134,6 +134,8 @@ def test_probabilities_are_those_of_fp64() -> None:
 
 # ------------------------------------------------------------------------------------------------ verdicts
 
+Scene = tuple[torch.Tensor, Proposal, torch.Tensor, torch.Tensor, RowSampling]
+
 
 def lanes(count: int) -> RowSampling:
     temperature, top_k, top_p, min_p = controls_of([OF_LANES[lane % len(OF_LANES)] for lane in range(count)])
@@ -219,13 +221,27 @@ def test_choices_of_several_columns_are_the_references() -> None:
     assert torch.equal(got, choose_reference(logits, positions, rows))
 
 
+def rejections(count: int, p: Sequence[float], candidates: Sequence[int], q: Sequence[float]) -> Scene:
+    """Lanes of one draft, token 1, whose `candidates` have `q` under p: their chance alone differs."""
+    ones = torch.ones(count)
+    rows = RowSampling(ones, (0 * ones).long(), ones, torch.arange(count), (0 * ones).long())
+    law = torch.tensor(q).repeat(count, 1, 1)
+    proposal = Proposal(torch.full((count, 1), 1), torch.tensor(candidates).repeat(count, 1, 1), law)
+    return torch.tensor(p).log().repeat(count, 2, 1), proposal, ones.long(), torch.zeros(count).long(), rows
+
+
+def test_a_rejection_is_corrected_from_what_the_whole_of_q_leaves_of_p() -> None:
+    """Tokens 1 and 2 stand twice among the candidates, and only both of their shares together are above p."""
+    scene = rejections(16, [0.125] * 8, [1, 2, 1, 2, 3], [0.5, 0.1, 0.1, 0.1, 0.2])
+    expected = reference(*scene)
+    rejected = [tokens[0] for tokens in expected if len(tokens) == 1]
+    assert 8 < len(rejected) < 16 and set(rejected) <= {0, 4, 5, 6, 7}
+    assert run(*scene) == expected
+
+
 def test_a_rejection_without_residual_is_corrected_from_p() -> None:
     """q above p everywhere: max(p - q, 0) sums to 0."""
-    n, p = 8, torch.tensor([0.1, 0.2, 0.3, 0.4])
-    ones = torch.ones(n)
-    rows = RowSampling(ones, (0 * ones).long(), ones, torch.arange(n), (0 * ones).long())
-    proposal = Proposal(torch.full((n, 1), 1), torch.arange(4).repeat(n, 1, 1), (9 * p).repeat(n, 1, 1))
-    scene = p.log().repeat(n, 2, 1), proposal, torch.ones(n).long(), torch.zeros(n).long(), rows
+    scene = rejections(8, [0.1, 0.2, 0.3, 0.4], [0, 1, 2, 3], [0.9, 1.8, 2.7, 3.6])
     expected = reference(*scene)
     assert len({tuple(tokens) for tokens in expected}) > 1
     assert run(*scene) == expected
