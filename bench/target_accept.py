@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bench.gpu import norm_error, sets
-from bench.target_works import Peer, Work
+from bench.target_works import DEVICE, Peer, Work
 from kernels.acceptance import Proposal, RowSampling, Verdict, accept, accept_reference
 from kernels.cut_search import BEST, STEEP
 from kernels.cuts import RowControls, find_cuts
@@ -54,7 +54,7 @@ class Scene:
         drafts, rows = self.proposal.drafts, self.sampling
         logits = adjust_logits_reference(self.logits, drafts, self.penalties, self.masks)
         scaled, order = (logits / rows.temperature[:, None, None]).sort(-1, descending=True)
-        rank = torch.arange(scaled.shape[-1], device="cuda")
+        rank = torch.arange(scaled.shape[-1], device=DEVICE)
         keep = torch.where(rows.top_k > 0, rows.top_k, scaled.shape[-1])[:, None, None]
         p = scaled.masked_fill(rank >= keep, -torch.inf).softmax(-1)
         p = p.masked_fill(p.cumsum(-1) - p >= rows.top_p[:, None, None], 0.0)
@@ -66,21 +66,21 @@ class Scene:
 
 
 def scene(model: str, batch: int, seed: int) -> Scene:
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", generator=generator)
+        return torch.randn(shape, device=DEVICE, generator=generator)
 
     def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, device="cuda", generator=generator)
+        return torch.rand(shape, device=DEVICE, generator=generator)
 
     def filled(value: float) -> torch.Tensor:
-        return torch.full((batch,), value, device="cuda")
+        return torch.full((batch,), value, device=DEVICE)
 
     wide = model == "27B-wide"
     logits = normal(batch, WIDTH, VOCABULARY).mul_(1.0 if wide else 2.5)[..., :PUBLIC]
     # what a model says: some tokens far above the others, mostly at the first columns' drafts
-    likely = torch.randint(0, PUBLIC, (batch, WIDTH, CHOICES), device="cuda", generator=generator)
+    likely = torch.randint(0, PUBLIC, (batch, WIDTH, CHOICES), device=DEVICE, generator=generator)
     if not wide:
         logits.scatter_add_(-1, likely, 14 + 2 * normal(batch, WIDTH, CHOICES))
     candidates = likely[:, : WIDTH - 1].contiguous()
@@ -96,8 +96,8 @@ def scene(model: str, batch: int, seed: int) -> Scene:
         uniform(batch, PUBLIC) < 1e-2,
         counts,
     )
-    allowed = torch.randint(0, 256, (batch, WIDTH, VOCABULARY // 8), device="cuda", generator=generator).byte()
-    ids = torch.arange(batch, device="cuda")
+    allowed = torch.randint(0, 256, (batch, WIDTH, VOCABULARY // 8), device=DEVICE, generator=generator).byte()
+    ids = torch.arange(batch, device=DEVICE)
     return Scene(
         logits,
         Proposal(drafts, candidates, law) if model == "27B-law" else Proposal(drafts),
@@ -125,7 +125,7 @@ def probabilities(at: Scene) -> tuple[torch.Tensor, torch.Tensor]:
         lane = row // WIDTH
         bits = (values + 0.0).view(torch.int32)
         ordinal = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-        keys = ordinal * (1 << 32) + (0xFFFFFFFF - torch.arange(len(values), device="cuda"))
+        keys = ordinal * (1 << 32) + (0xFFFFFFFF - torch.arange(len(values), device=DEVICE))
         weight = weights_of(values[None], *(cuts.state[row : row + 1, field.value] for field in (BEST, STEEP)))[0]
         assert rows.min_p is not None
         kept = (keys >= cuts.cut[row]) & (weight >= rows.min_p[lane])
@@ -134,7 +134,7 @@ def probabilities(at: Scene) -> tuple[torch.Tensor, torch.Tensor]:
         raw = at.logits.flatten(0, 1)[row].double()
         history, penalties = at.penalties.counts[lane].double(), at.penalties
         for draft in at.proposal.drafts[lane, : row % WIDTH]:
-            history = history.index_add(0, draft[None], torch.ones(1, dtype=torch.float64, device="cuda"))
+            history = history.index_add(0, draft[None], torch.ones(1, dtype=torch.float64, device=DEVICE))
         z = raw + penalties.bias[lane]
         repetition = penalties.repetition[lane].double()
         z = torch.where(
@@ -144,7 +144,7 @@ def probabilities(at: Scene) -> tuple[torch.Tensor, torch.Tensor]:
         z = z.masked_fill(values == -torch.inf, -torch.inf)
         best, order = z.sort(descending=True, stable=True)
         p = ((best - best[0]) / rows.temperature[lane].double()).exp()
-        rank, k = torch.arange(len(p), device="cuda"), rows.top_k[lane]
+        rank, k = torch.arange(len(p), device=DEVICE), rows.top_k[lane]
         p = p.masked_fill((k > 0) & (rank >= k), 0.0)
         p = p.masked_fill(p.cumsum(0) - p >= rows.top_p[lane].double() * p.sum(), 0.0)
         p = p.masked_fill(p < rows.min_p[lane].double(), 0.0)
@@ -166,7 +166,7 @@ def error(at: Scene) -> float:
     )
     ours = at.verdict()
     theirs = accept_reference(at.adjusted(), at.proposal, at.extent, at.frontier, at.sampling)
-    live = torch.arange(WIDTH, device="cuda") <= theirs.accepted[:, None]
+    live = torch.arange(WIDTH, device=DEVICE) <= theirs.accepted[:, None]
     differs = (ours.accepted != theirs.accepted) | ((ours.licensed != theirs.licensed) & live).any(-1)
     assert bool((top_rows(at.adjusted()[0], 1)[0] > -torch.inf).all())
     return max(norm_error(*probabilities(at)), float(differs.double().mean()))

@@ -18,12 +18,12 @@ from torch.nn.attention.bias import causal_lower_right
 
 from bench.gpu import norm_error, sets
 from bench.state_sizes import GEOMETRY_27B
-from bench.target_works import Peer, Work
+from bench.target_works import DEVICE, Peer, Work
 from kernels.image_copy import image_gather, image_scatter
 from kernels.paged_attention import paged_attention, read_pages
 from state.geometry import PAGE_TOKENS, pages_for
 
-MODEL, DEVICE = "27B", "cuda"
+MODEL = "27B"
 LAYERS, KV_HEADS, QUERY_HEADS, DIM = GEOMETRY_27B.kv_layers, GEOMETRY_27B.kv_heads, 24, GEOMETRY_27B.kv_head_dim
 SCALE = DIM**-0.5
 LONG = 128 * 1024

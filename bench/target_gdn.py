@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench.gpu import norm_error, sets
-from bench.target_works import Peer, Work
+from bench.target_works import DEVICE, Peer, Work
 from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates
 from kernels.delta_prefill import prefill
@@ -45,9 +45,9 @@ class Columns:
 
     @classmethod
     def random(cls, batch: int, width: int) -> Columns:
-        mixed = torch.randn(batch, width, CHANNELS, device="cuda").bfloat16()
-        a, b = (torch.randn(batch, width, HEADS, device="cuda") for _ in range(2))
-        a_log, bias = torch.randn(HEADS, device="cuda"), torch.randn(HEADS, device="cuda") - 2
+        mixed = torch.randn(batch, width, CHANNELS, device=DEVICE).bfloat16()
+        a, b = (torch.randn(batch, width, HEADS, device=DEVICE) for _ in range(2))
+        a_log, bias = torch.randn(HEADS, device=DEVICE), torch.randn(HEADS, device=DEVICE) - 2
         g, beta = torch.empty_like(a), torch.empty_like(a)
         gates(a, b, a_log, bias, g, beta)
         return cls(mixed, g, beta)
@@ -82,7 +82,7 @@ def oracle(columns: Columns, state: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def random_states(*slots: int) -> torch.Tensor:
-    return torch.randn(*slots, HEADS, DIM, DIM, device="cuda") / 4
+    return torch.randn(*slots, HEADS, DIM, DIM, device=DEVICE) / 4
 
 
 def peer(name: str, calls: Callable[[], list[Callable[[], Any]]]) -> Peer:
@@ -102,8 +102,8 @@ def verify_work(batch: int, width: int) -> Work:
     columns = Columns.random(batch, width)
     size = batch * HEADS * DIM * DIM * 4
     states = random_states(sets(size) * batch)
-    slots = torch.randperm(len(states), device="cuda").view(-1, batch)
-    counts = torch.full((batch,), width, device="cuda")
+    slots = torch.randperm(len(states), device=DEVICE).view(-1, batch)
+    counts = torch.full((batch,), width, device=DEVICE)
 
     def error() -> float:
         out = gdn.verify(*columns.tensors(), states, slots[0], counts)
@@ -114,7 +114,7 @@ def verify_work(batch: int, width: int) -> Work:
         shared: dict[str, Any] = {"g": columns.g, "beta": columns.beta, "use_qk_l2norm_in_kernel": True}
         return [
             partial(fused_recurrent_gated_delta_rule, q, k, v, initial_state=states[part], **shared)
-            for part in torch.arange(len(states), device="cuda").view(-1, batch)
+            for part in torch.arange(len(states), device=DEVICE).view(-1, batch)
         ]
 
     calls = [partial(gdn.verify, *columns.tensors(), states, rows, counts) for rows in slots]
@@ -127,8 +127,8 @@ def fold_work(batch: int, width: int) -> Work:
     """All layers of the model, all columns kept."""
     size = LAYERS * batch * HEADS * DIM * DIM * 4
     states = random_states(sets(size) * batch, LAYERS)
-    slots = torch.randperm(len(states), device="cuda").view(-1, batch)
-    counts = torch.full((batch,), width, device="cuda")
+    slots = torch.randperm(len(states), device=DEVICE).view(-1, batch)
+    counts = torch.full((batch,), width, device=DEVICE)
     layers = [Columns.random(batch, width) for _ in range(LAYERS)]
     mixed, g, beta = (torch.stack(parts) for parts in zip(*(layer.tensors() for layer in layers), strict=True))
     records = gdn.Records(mixed, mixed, g, beta)
@@ -148,8 +148,8 @@ def fold_work(batch: int, width: int) -> Work:
 def prefill_work(batch: int, width: int) -> Work:
     columns = Columns.random(batch, width)
     states = random_states(batch)
-    slots = torch.arange(batch, device="cuda")
-    counts = torch.full((batch,), width, device="cuda")
+    slots = torch.arange(batch, device=DEVICE)
+    counts = torch.full((batch,), width, device=DEVICE)
 
     def error() -> float:
         before = states.clone()
@@ -175,20 +175,20 @@ def fold_chains() -> dict[str, Any]:
     """Random blocks and N, the rejected suffix poisoned: after each round the folded states must have the bits of the
     states that the verification had after column N - 1, and its outputs those of the verification that kept them."""
     folded = random_states(LANES)
-    kept, slots = folded.clone(), torch.arange(LANES, device="cuda")
-    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
-    column = torch.arange(WIDTH, device="cuda")
+    kept, slots = folded.clone(), torch.arange(LANES, device=DEVICE)
+    unequal = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    column = torch.arange(WIDTH, device=DEVICE)
     for _ in range(ROUNDS):
         columns = extreme(Columns.random(LANES, WIDTH))
-        counts = torch.randint(0, WIDTH + 1, (LANES,), device="cuda")
+        counts = torch.randint(0, WIDTH + 1, (LANES,), device=DEVICE)
         mixed, g, beta = (x[None] for x in columns.tensors())
-        verified = gdn.verify(*columns.tensors(), kept, slots, torch.full_like(counts, WIDTH))
+        verified = gdn.verify_triton(*columns.tensors(), kept, slots, torch.full_like(counts, WIDTH))
         out = gdn.recurrence_triton(mixed, g, beta, kept[:, None], slots, counts, answers=True, advances=True)[0]
         rejected = (column >= counts[:, None])[..., None]
         unequal += (verified.masked_fill(rejected[..., None], 0.0) != out).any()
         for x in columns.tensors():
             x.masked_fill_(rejected, torch.nan)
-        gdn.fold(gdn.Records(mixed, mixed, g, beta), folded[:, None], slots, counts)
+        gdn.fold_triton(gdn.Records(mixed, mixed, g, beta), folded[:, None], slots, counts)
         unequal += (folded.view(torch.int32) != kept.view(torch.int32)).any()
     return {"rounds": ROUNDS, "bit_equal": int(unequal) == 0 and bool(folded.isfinite().all())}
 
@@ -196,10 +196,10 @@ def fold_chains() -> dict[str, Any]:
 def extreme(columns: Columns) -> Columns:
     """Some columns of tiny keys, some gates that forget all or nothing, some that write nothing or all."""
     mixed, g, beta = columns.tensors()
-    chance = torch.rand(*g.shape, device="cuda")
+    chance = torch.rand(*g.shape, device=DEVICE)
     g.masked_fill_(chance < 0.02, -1e4).masked_fill_(chance > 0.9, 0.0)
-    chance = torch.rand(*g.shape, device="cuda")
+    chance = torch.rand(*g.shape, device=DEVICE)
     beta.masked_fill_(chance < 0.05, 0.0).masked_fill_(chance > 0.95, 1.0)
-    tiny = torch.rand(*g.shape[:2], 1, device="cuda") < 0.1
+    tiny = torch.rand(*g.shape[:2], 1, device=DEVICE) < 0.1
     mixed[..., KEYS : 2 * KEYS] *= torch.where(tiny, 1e-4, 1.0).bfloat16()
     return columns

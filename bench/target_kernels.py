@@ -3,9 +3,9 @@ stand beside other code for the same work.
 
     python -m bench.target_kernels [--only gdn attention accept] [--output bench/results/target_kernels.h200.json]
 
-Every operator is compared with an FP64 oracle and then timed in a CUDA graph on inputs that rotate, beside the time
-that its bytes take at the bandwidth of a pure read, measured in the same run. Chains of rounds show that Fold has the
-bits of verification.
+`attention` also times the copies of checkpoints. Every operator is compared with an FP64 oracle and then timed in a
+CUDA graph on inputs that rotate, beside the time that its bytes take at the bandwidth of a pure read, measured in the
+same run. Chains of rounds show that Fold has the bits of verification.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.gpu import median_ms
 
+DEVICE = "cuda"
 Call = Callable[[], Any]
 
 

@@ -1,8 +1,9 @@
 """Launches that overlap: a kernel takes its places on the card while the one before it still runs.
 
 A launch with `launch_pdl=True` starts as soon as every program of the kernel before it has called `let_next_start` or
-has ended. So its programs call `wait_for_earlier` before anything else: it returns when all that kernel wrote is there
-to be read, and since that kernel waited likewise, all that came before it too. Nothing is read or written ahead of it.
+has ended. So its programs call `wait_for_earlier` before they read or write: it returns when all that kernel wrote is
+there to be read, and since that kernel waited likewise, all that came before it too. Only `ask_for` may stand ahead of
+it: a line of memory that no kernel writes is the same sooner.
 
 Cards before Hopper cannot, nor can Triton's interpreter: there `overlaps` is False and launches follow each other.
 
@@ -37,7 +38,7 @@ def _is_new_enough(device: torch.device) -> bool:
 
 @triton.jit
 def wait_for_earlier(OVERLAPS: tl.constexpr):
-    """Returns when the kernels before this one are done. First of all in a kernel that overlaps."""
+    """Returns when the kernels before this one are done. Before all loads and stores of a kernel that overlaps."""
     if OVERLAPS:
         gdc_wait()
 
@@ -51,7 +52,7 @@ def let_next_start(OVERLAPS: tl.constexpr):
 
 @triton.jit
 def ask_for(pointers, OVERLAPS: tl.constexpr):
-    """The lines of memory behind `pointers` may come into the cache: of weights, which no kernel writes, also ahead of
+    """Has the lines of memory behind `pointers` brought into the L2 cache: of weights alone, ahead of
     `wait_for_earlier`."""
     if OVERLAPS:
         tl.inline_asm_elementwise(

@@ -27,7 +27,8 @@ import torch.nn.functional as F
 import triton
 
 from kernels.launch_checks import require, require_contiguous, require_head_dim
-from kernels.paged_attention_kernels import attend_parts, attend_rows, combine_gated_parts, gate_rows
+from kernels.paged_attention_gate import combine_gated_parts, gate_rows
+from kernels.paged_attention_kernels import attend_parts, attend_rows
 
 # -------------------------------------------------------------------------------------------------- pages
 

@@ -1,17 +1,20 @@
-"""Scripts of bench/ that make something: what they make is right. Their measurements are not tests."""
+"""Scripts of bench/: what they make is right, and those for a card run. Their measurements are not tests."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench import demo_model
+from bench import demo_model, gpu, target_accept, target_attention, target_gdn, target_kernels, target_works
 from model import DEMO
 from model.tokenizer import Tokenizer
 
@@ -47,3 +50,49 @@ def test_rows_tell_k_and_how_many_rounds_accepted_how_many_drafts(monkeypatch: p
     rounds = row["rounds_by_accepted"]
     assert row["K"] == 3 and len(rounds) == 4 and row["acceptance_length"] == row["tokens"] / sum(rounds)
     assert sum(rounds) + sum(count * times for count, times in enumerate(rounds)) >= row["tokens"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ kernels of the target
+
+
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sizes, and calls that run once: their times mean nothing, the comparison with FP64 is the real one."""
+    for part in target_kernels.PARTS.values():
+        monkeypatch.setattr(part, "DEVICE", "cpu")
+    gdn = {"KEY_HEADS": 1, "HEADS": 2, "DIM": 16, "LAYERS": 2, "KEYS": 16, "CHANNELS": 64, "ROUNDS": 2, "LANES": 2}
+    attention = {"LAYERS": 2, "KV_HEADS": 1, "QUERY_HEADS": 2, "DIM": 16, "LONG": 200, "MIXED": [200, 10]}
+    attention |= {"VERIFY": [(2, 8, 100)], "PREFILL": [(130, 70)], "COPIED_PAGES": 3, "COPIED_IMAGES": 2}
+    attention["GEOMETRY_27B"] = replace(target_attention.GEOMETRY_27B, gdn_layers=1, gdn_heads=2, window=64)
+    for part, sizes in (
+        (target_gdn, gdn),
+        (target_attention, attention),
+        (target_accept, {"PUBLIC": 500, "VOCABULARY": 512, "BATCHES": (1,), "WIDTH": 2}),
+        (gpu, {"L2_BYTES": 1}),
+    ):
+        for name, value in sizes.items():
+            monkeypatch.setattr(part, name, value)
+
+    def once(calls: Sequence[Callable[[], Any]]) -> float:
+        for call in calls:
+            call()
+        return 1.0
+
+    monkeypatch.setattr(target_works, "median_ms", once)
+    monkeypatch.setattr(target_kernels, "read_tbps", lambda: 1e-6)
+    monkeypatch.setattr(target_kernels, "card", lambda: {"card": "none"})
+
+
+def test_every_part_of_the_targets_bench_runs_and_is_right_against_fp64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_cpu(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["target_kernels", "--output", str(tmp_path / "rows.json")])
+    target_kernels.main()
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written["fold"] == {"rounds": 2, "bit_equal": True}
+    assert {row["op"] for row in written["rows"]} == {
+        *("gdn_verify", "gdn_fold", "gdn_prefill"),
+        *("attention_verify", "attention_prefill", "image_gather", "image_scatter", "accept"),
+    }
+    for row in written["rows"]:
+        assert row["max_error"] < 0.01, row

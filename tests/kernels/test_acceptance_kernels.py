@@ -6,6 +6,7 @@ of their own (`test_acceptance.py`, `test_acceptance_law.py`, `test_controls.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from kernels.logit_rows import CHUNK
 from kernels.ordering import top_rows
 from kernels.sampling import processed_distribution, weights_of
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory, there
 from tests.kernels.oracles import POISON
 
 VOCABULARY, CHOICES = 500, 6
@@ -40,9 +41,22 @@ SETTINGS = (
 )
 
 
-def settings(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Temperature, top-k, top-p and min-p of `count` rows."""
-    table = torch.tensor([SETTINGS[row % len(SETTINGS)] for row in range(count)], dtype=torch.float64)
+KINDS = {
+    "random": range(len(SETTINGS)),
+    "ties": (1, 2, 3),
+    "equal": (1, 2, 3),
+    "masked": (0, 4, 5),
+    "far apart": (2, 7, 10),
+}
+"""The settings that each kind of logits is cut by: ties at every cut, more of top-k than a mask leaves, extreme T."""
+
+OF_LANES = ((1.0, 0, 1.0, 0.0), (0.8, 40, 0.95, 0.02), (0.0, 3, 0.5, 0.0), (2.0, 0, 1.0, 0.0), (1.3, 0, 1.0, 0.1))
+"""What a verdict asks of its cuts: most rows need no search, which the interpreter is slow at."""
+
+
+def controls_of(rows: Sequence[tuple[float, int, float, float]]) -> tuple[torch.Tensor, ...]:
+    """Temperature, top-k, top-p and min-p of rows."""
+    table = torch.tensor(rows, dtype=torch.float64)
     return table[:, 0].float(), table[:, 1].long(), table[:, 2].float(), table[:, 3].float()
 
 
@@ -75,19 +89,21 @@ def kept(logits: torch.Tensor, *controls: torch.Tensor) -> torch.Tensor:
     return torch.where(chosen, weights / total[:, None], 0.0)
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "equal", "masked", "far apart"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_row_keeps_and_its_probabilities_are_the_references_bit_for_bit(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison_new_memory(monkeypatch)
-    controls = settings(len(SETTINGS))
-    logits = random_logits(len(SETTINGS), kind)
+    controls = controls_of([SETTINGS[index] for index in KINDS[kind]])
+    logits = random_logits(len(KINDS[kind]), kind)
     expected = processed_distribution(logits, *controls)
     assert torch.equal(kept(logits, *controls), torch.where((controls[0] > 0)[:, None], expected, 0.0))
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_brackets_that_stay_wide_are_looked_through_in_the_row(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind, rounds", [("random", 3), ("ties", 1)])
+def test_brackets_that_stay_wide_are_looked_through_in_the_row(
+    kind: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two keys are held apart instead of thousands, so that most rows narrow in all rounds and still have more."""
     if DEVICE == "cuda":
         pytest.skip("a compiled kernel keeps its constants")
@@ -95,21 +111,20 @@ def test_brackets_that_stay_wide_are_looked_through_in_the_row(rounds: int, monk
     monkeypatch.setattr(cut_search, "HELD", two)
     monkeypatch.setattr(cut_close, "HELD", two)
     monkeypatch.setattr(cuts, "ROUNDS", rounds)
-    for kind in ("random", "ties"):
-        controls = tuple(x[1:5] for x in settings(5))
-        logits = random_logits(4, kind)
-        assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
+    controls = controls_of(SETTINGS[1:5])
+    logits = random_logits(4, kind)
+    assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
 
 
 def test_a_row_of_several_chunks_and_a_ragged_end_is_kept_as_one() -> None:
-    controls = tuple(x[1:5] for x in settings(5))
+    controls = controls_of(SETTINGS[1:5])
     logits = random_logits(4, "random", 2 * CHUNK + 77)
     logits[:, -1] = logits.max() + 1
     assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
 
 
 def test_probabilities_are_those_of_fp64() -> None:
-    temperature, top_k, top_p, _ = (x[:5] for x in settings(5))
+    temperature, top_k, top_p, _ = controls_of(SETTINGS[:5])
     logits = random_logits(5, "random")
     got = kept(logits, temperature, top_k, top_p, torch.zeros(5))
     for row in range(5):
@@ -119,11 +134,13 @@ def test_probabilities_are_those_of_fp64() -> None:
 
 # ------------------------------------------------------------------------------------------------ verdicts
 
+Scene = tuple[torch.Tensor, Proposal, torch.Tensor, torch.Tensor, RowSampling]
+
 
 def lanes(count: int) -> RowSampling:
-    temperature, top_k, top_p, min_p = settings(count)
+    temperature, top_k, top_p, min_p = controls_of([OF_LANES[lane % len(OF_LANES)] for lane in range(count)])
     ids = torch.arange(count)
-    return RowSampling(temperature, top_k, top_p, ids * 7919 - 3, ids % 2, min_p, ids % 5 == 3)
+    return RowSampling(temperature, top_k, top_p, ids * 7919 - 3, ids % 2, min_p, ids % 4 == 3)
 
 
 def scene(batch: int, columns: int, law: bool) -> tuple[torch.Tensor, Proposal, torch.Tensor, torch.Tensor]:
@@ -145,22 +162,12 @@ def scene(batch: int, columns: int, law: bool) -> tuple[torch.Tensor, Proposal, 
     return logits, Proposal(drafts, candidates, share) if law else Proposal(drafts), extent, frontier
 
 
-def moved(facts: object, *names: str) -> dict[str, torch.Tensor | None]:
-    values = {name: getattr(facts, name) for name in names}
-    return {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-
-
-def there(sampling: RowSampling) -> RowSampling:
-    names = ("temperature", "top_k", "top_p", "seeds", "sub", "min_p", "reproducible")
-    return replace(sampling, **moved(sampling, *names))  # type: ignore[arg-type]
-
-
 def run(
     logits: torch.Tensor, proposal: Proposal | None, extent: torch.Tensor, frontier: torch.Tensor, rows: RowSampling
 ) -> list[list[int]]:
     """Licensed tokens of each lane by the kernels."""
     if proposal is not None:
-        proposal = replace(proposal, **moved(proposal, "drafts", "candidates", "law"))  # type: ignore[arg-type]
+        proposal = there(proposal)
     verdict = accept_triton(logits.to(DEVICE), proposal, extent.to(DEVICE), frontier.to(DEVICE), there(rows))
     return licensed(verdict.licensed, verdict.accepted)
 
@@ -198,12 +205,12 @@ def test_a_lane_gets_its_tokens_whatever_its_number_and_its_neighbours() -> None
 
 
 def test_without_a_proposal_each_lane_gets_the_targets_choice_of_rows_at_any_stride() -> None:
-    logits, _, _, frontier = scene(12, 0, False)
-    wide = torch.full((12, 1, VOCABULARY + 12), POISON)
+    logits, _, _, frontier = scene(7, 0, False)
+    wide = torch.full((7, 1, VOCABULARY + 12), POISON)
     wide[..., :VOCABULARY] = logits
-    zero = torch.zeros(12, dtype=torch.int64)
-    expected = reference(logits, None, zero, frontier, lanes(12))
-    assert run(wide.to(DEVICE)[..., :VOCABULARY], None, zero, frontier, lanes(12)) == expected
+    zero = torch.zeros(7, dtype=torch.int64)
+    expected = reference(logits, None, zero, frontier, lanes(7))
+    assert run(wide.to(DEVICE)[..., :VOCABULARY], None, zero, frontier, lanes(7)) == expected
 
 
 def test_choices_of_several_columns_are_the_references() -> None:
@@ -214,13 +221,27 @@ def test_choices_of_several_columns_are_the_references() -> None:
     assert torch.equal(got, choose_reference(logits, positions, rows))
 
 
+def rejections(count: int, p: Sequence[float], candidates: Sequence[int], q: Sequence[float]) -> Scene:
+    """Lanes of one draft, token 1, whose `candidates` have `q` under p: their chance alone differs."""
+    ones = torch.ones(count)
+    rows = RowSampling(ones, (0 * ones).long(), ones, torch.arange(count), (0 * ones).long())
+    law = torch.tensor(q).repeat(count, 1, 1)
+    proposal = Proposal(torch.full((count, 1), 1), torch.tensor(candidates).repeat(count, 1, 1), law)
+    return torch.tensor(p).log().repeat(count, 2, 1), proposal, ones.long(), torch.zeros(count).long(), rows
+
+
+def test_a_rejection_is_corrected_from_what_the_whole_of_q_leaves_of_p() -> None:
+    """Tokens 1 and 2 stand twice among the candidates, and only both of their shares together are above p."""
+    scene = rejections(16, [0.125] * 8, [1, 2, 1, 2, 3], [0.5, 0.1, 0.1, 0.1, 0.2])
+    expected = reference(*scene)
+    rejected = [tokens[0] for tokens in expected if len(tokens) == 1]
+    assert 8 < len(rejected) < 16 and set(rejected) <= {0, 4, 5, 6, 7}
+    assert run(*scene) == expected
+
+
 def test_a_rejection_without_residual_is_corrected_from_p() -> None:
     """q above p everywhere: max(p - q, 0) sums to 0."""
-    n, p = 12, torch.tensor([0.1, 0.2, 0.3, 0.4])
-    ones = torch.ones(n)
-    rows = RowSampling(ones, (0 * ones).long(), ones, torch.arange(n), (0 * ones).long())
-    proposal = Proposal(torch.full((n, 1), 1), torch.arange(4).repeat(n, 1, 1), (9 * p).repeat(n, 1, 1))
-    scene = p.log().repeat(n, 2, 1), proposal, torch.ones(n).long(), torch.zeros(n).long(), rows
+    scene = rejections(8, [0.1, 0.2, 0.3, 0.4], [0, 1, 2, 3], [0.9, 1.8, 2.7, 3.6])
     expected = reference(*scene)
     assert len({tuple(tokens) for tokens in expected}) > 1
     assert run(*scene) == expected
@@ -244,8 +265,7 @@ def test_logits_that_do_not_fit_are_refused_by_name() -> None:
 def test_nothing_waits_for_the_card() -> None:
     scene_ = scene(13, 3, True)
     logits, proposal, extent, frontier = scene_
-    on_card = replace(proposal, **moved(proposal, "drafts", "candidates", "law"))  # type: ignore[arg-type]
-    arguments = logits.cuda(), on_card, extent.cuda(), frontier.cuda(), there(lanes(13))
+    arguments = logits.cuda(), there(proposal), extent.cuda(), frontier.cuda(), there(lanes(13))
     accept_triton(*arguments)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

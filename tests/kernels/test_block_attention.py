@@ -20,7 +20,7 @@ from kernels.block_attention import (
 )
 from kernels.ring import read_ring
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory, there
+from tests.kernels.devices import DEVICE, poison_new_memory, there
 from tests.kernels.oracles import POISON
 
 KV_HEADS, QUERY_HEADS, DIM, WINDOW, PAGE, SLOTS = 2, 4, 16, 24, 64, 7

@@ -11,7 +11,7 @@ import torch
 from kernels.context_kv import ContextStores, store_context_kv, store_context_kv_reference, store_context_kv_triton
 from kernels.rotary import rotary_frequencies
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, there
+from tests.kernels.devices import DEVICE, there
 from tests.kernels.oracles import POISON
 
 HIDDEN, HEADS, DIM, WINDOW, PAGE, EPS, FACTOR = 32, 3, 16, 6, 64, 1e-6, 1.25

@@ -22,7 +22,7 @@ from kernels.penalties import RowPenalties, adjust_logits, adjust_logits_referen
 from kernels.sampling import processed_distribution
 from kernels.selector import select_path
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.masks import masks_of
 from tests.kernels.test_acceptance_law import COLUMNS, ROWS, TOKENS, VOCABULARY, controls, drafts, target_logits
 

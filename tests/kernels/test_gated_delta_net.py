@@ -123,8 +123,15 @@ def test_the_kernel_refuses_what_is_not_the_layout_of_its_heads() -> None:
 
 
 @pytest.mark.parametrize("by, width", [("reference", 16), (KERNEL, 5)])
-@pytest.mark.parametrize("case", ["plain", "tiny keys", "forgets at times", "writes fully"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "case, dtype",
+    [
+        ("plain", torch.float32),
+        ("tiny keys", torch.bfloat16),
+        ("forgets at times", torch.float32),
+        ("writes fully", torch.bfloat16),
+    ],
+)
 def test_after_fold_the_next_column_has_the_bits_that_it_had_in_the_block(
     case: str, dtype: torch.dtype, by: str, width: int
 ) -> None:
@@ -152,17 +159,17 @@ def chained(block: Block, state: torch.Tensor, kept: torch.Tensor, counts: torch
     return folded
 
 
-def test_fifty_rounds_of_fold_have_the_bits_of_the_states_that_their_verifications_had() -> None:
-    """N from 0 to 16, above 200 tokens kept, and every extreme on the way."""
+def test_rounds_of_fold_have_the_bits_of_the_states_that_their_verifications_had() -> None:
+    """N from 0 to 16, and every extreme on the way."""
     generator, tokens = torch.Generator().manual_seed(51), 0
     state = random_state(1, heads=1)
-    for round_ in range(50):
+    for round_ in range(32):
         width = 1 + round_ % 16
         block = extreme(random_block(1, width, seed=2000 + round_, heads=(1, 1)), EXTREMES[round_ % len(EXTREMES)])
         block = replace(block, k=block.k.bfloat16(), q=block.q.bfloat16(), v=block.v.bfloat16())
         count = width if round_ % 2 else int(torch.randint(0, width + 1, (), generator=generator))
         state, tokens = chained(block, state, state, torch.tensor([count])), tokens + count
-    assert tokens > 200 and bool(state.isfinite().all())
+    assert tokens > 150 and bool(state.isfinite().all())
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from kernels.image_copy import (
     image_scatter_reference,
     image_scatter_triton,
 )
-from tests.kernels.launching import DEVICE
+from tests.kernels.devices import DEVICE
 
 Move = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 SHAPES = [(7, 5), (40, 64), (6, 4096), (4, 10_000), (3, 1)]

@@ -22,7 +22,7 @@ from kernels.paged_attention import (
 )
 from kernels.paged_attention_kernels import parts_of_rows
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
 
 PAGE, PAGES, KV_HEADS, QUERY_HEADS, DIM = 64, 24, 2, 6, 16

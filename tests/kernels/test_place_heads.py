@@ -12,7 +12,7 @@ import torch
 from kernels.place_heads import place_heads_reference, place_heads_triton, queries_and_gates
 from kernels.rotary import rotary_frequencies, rotary_tables
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory
 from tests.kernels.oracles import POISON
 
 EPS, PAGE, PAGES, LAYERS, LAYER, THETA = 1e-6, 64, 9, 3, 1, 1e7

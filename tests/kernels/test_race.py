@@ -8,7 +8,7 @@ import torch
 from kernels.race import TOKENS_PER_PROGRAM, race, race_reference, race_triton
 from kernels.randomness import CORRECTION, TARGET
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory
 
 
 def on_device(

@@ -14,7 +14,7 @@ from kernels.rotary import (
     yarn_frequencies,
 )
 from tests.kernels import oracles
-from tests.kernels.launching import DEVICE, poison_new_memory
+from tests.kernels.devices import DEVICE, poison_new_memory
 
 POSITIONS = torch.tensor([[0, 1, 2, 63, 64], [255, 4095, 32_767, 131_071, 262_143]])
 
