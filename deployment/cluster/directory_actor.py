@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
-from deployment.cluster.serve_states import STOPPING, ServeReplica, serve_replicas
+from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -241,16 +241,11 @@ class DirectoryActor:
         self._fleet.leave([one.replica for one in replicas if one.leaving])
         for replica, drain in self._fleet.drains(time.monotonic()):
             self._replicas[replica].tell(drain)
-        if not self._alone and self._all_are_ours(replicas):
+        if not self._alone and self._fleet.has_all(replicas):
             self._alone = True
             ended = await asyncio.to_thread(remove_other_versions, self._app)
             if ended:
                 log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
-
-    def _all_are_ours(self, replicas: Sequence[ServeReplica]) -> bool:
-        """Whether all engines have renewed here. Those of another version renew with another directory."""
-        engines = {one.deployment for one in replicas if one.replica in self._replicas}
-        return bool(engines) and all(one.replica in self._replicas for one in replicas if one.deployment in engines)
 
     async def _probe(self, replica: str, known: Replica) -> None:
         """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""

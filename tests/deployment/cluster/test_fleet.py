@@ -51,3 +51,14 @@ def test_serve_replicas_are_read_from_the_controllers_description(state: str):
     assert read_replicas(details, "mine") == (ServeReplica("abc", "EngineReplica", state),)
     assert read_replicas(details, "mine")[0].leaving == (state in ("STOPPING", "PENDING_MIGRATION"))
     assert read_replicas(details, "another") == ()
+
+
+def test_another_version_is_over_when_every_engine_renews_here():
+    def engine(replica: str, state: str = "RUNNING") -> ServeReplica:
+        return ServeReplica(replica, "EngineReplica", state)
+
+    ingress = ServeReplica("i", "Ingress", "RUNNING")
+    known = fleet(a=Load(1, 0))
+    assert not fleet().has_all([engine("a"), ingress]), "nobody has renewed yet"
+    assert not known.has_all([engine("a"), engine("old", "STOPPING"), ingress]), "it still gives its sessions away"
+    assert known.has_all([engine("a"), ingress])
