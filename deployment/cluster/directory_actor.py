@@ -163,7 +163,8 @@ class DirectoryActor:
         return self._directory.sessions(tenant, time.monotonic())
 
     async def staying(self, beside: str) -> tuple[str, ...]:
-        """Replicas that may be given sessions, but for `beside`."""
+        """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
+        await self._look_at_serve()
         return self._fleet.staying(time.monotonic(), beside)
 
     async def with_room(self, beside: str) -> str | None:
