@@ -26,8 +26,13 @@ def leaving_seconds(state_bytes: int) -> float:
 
 def build(args: AppArgs) -> serve.Application:
     """One ingress in front of `args.replicas` engines."""
+    return application(args, EngineReplica)
+
+
+def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Application:
+    """The same with replicas of this class."""
     engines = serve.deployment(
-        EngineReplica,
+        replica,
         name="EngineReplica",
         num_replicas=args.replicas,
         ray_actor_options=args.ray_actor_options,

@@ -10,7 +10,7 @@ from typing import Protocol
 from deployment.event_ids import EventId
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import Place, TurnStream
-from deployment.wire import Told, TurnRequest
+from deployment.wire import Moved, Told, TurnRequest
 
 
 class Choice(Protocol):
@@ -20,9 +20,9 @@ class Choice(Protocol):
 
     async def ended(self) -> None: ...
 
-    async def suspend(self) -> int | None: ...
+    async def suspend(self) -> None: ...
 
-    def go_on(self, elsewhere: bool) -> None: ...
+    def go_on(self, elsewhere: Moved | None) -> None: ...
 
     def moved(self) -> None: ...
 
@@ -95,11 +95,11 @@ class HeldTurn:
     async def ended(self) -> None:
         await asyncio.gather(*(choice.ended() for choice in self._choices))
 
-    async def suspend(self) -> int | None:
+    async def suspend(self) -> None:
         """Stops a session's turn, which has one choice, until `go_on`: see `RunningTurn.suspend`."""
-        return await self._choices[0].suspend()
+        await self._choices[0].suspend()
 
-    def go_on(self, elsewhere: bool) -> None:
+    def go_on(self, elsewhere: Moved | None) -> None:
         for choice in self._choices:
             choice.go_on(elsewhere)
 

@@ -16,6 +16,7 @@ import numpy as np
 import ray
 from ray import serve
 
+from deployment.arrivals import Arrivals
 from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
@@ -29,6 +30,7 @@ from deployment.errors import Refused, RequestError, of_engine, session_busy
 from deployment.event_ids import EventId
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
+from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
@@ -42,6 +44,7 @@ from deployment.wire import (
     Adopted,
     Elsewhere,
     ExportedSession,
+    Movement,
     NotHere,
     ReplicaInfo,
     Route,
@@ -116,7 +119,11 @@ class EngineReplica:
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
         durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
-        self._keeper = SessionKeeper(self._id, self._service, self._cluster, transport, durable)
+        self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._arrivals = Arrivals(self._service, self._cluster.node, self._service.options.staged_seconds)
+        self._keeper = SessionKeeper(
+            self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
+        )
         self._drainer = Drainer(self._keeper)
         self._lanes = args.lanes
         self._desk = TurnDesk(
@@ -238,15 +245,26 @@ class EngineReplica:
 
     async def _adopt(self, route: Route, key: SessionKey) -> Adopted:
         session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return Adopted(self._id, session.epoch, hit, session.frontier)
+        # Who believed it elsewhere has had it moved here just now.
+        believed = route.placement.owner if route.placement is not None else None
+        return Adopted(self._id, session.epoch, hit if believed == self._id else session.came, session.frontier)
 
-    async def move(self, route: Route, key: SessionKey, destination: str) -> bool | NotHere | Refused:
-        """Gives a session, and the turn that runs in it, to another replica. False: it stayed."""
+    async def move(self, route: Route, key: SessionKey, destination: str) -> Movement | NotHere | Refused | None:
+        """Gives a session, and the turn that runs in it, to another replica. None: it stayed."""
         return await self._asked(self._move(route, key, destination))
 
-    async def _move(self, route: Route, key: SessionKey, destination: str) -> bool:
+    async def _move(self, route: Route, key: SessionKey, destination: str) -> Movement | None:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         return await self._keeper.move(session, destination)
+
+    async def receive(self, route: Route, message: ToDestination) -> Welcome | NotHere | Refused:
+        """A part of a session that another replica may give to this one."""
+        if route.replica != self._id:
+            return NotHere(self._id)
+        return await self._asked(self._arrivals.receive(message))
+
+    async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
+        return await self._peers.receive.remote(Route(str(message.key), replica), message)
 
     async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | NotHere | Refused:
         """Gives `child_key` all that the session is now. The child lives here, sharing the parent's pages."""
@@ -320,12 +338,8 @@ class EngineReplica:
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        if session.running is not None:
-            session.running.cancel()
-            await session.running.ended()
+        await self._keeper.delete(session, time.time())
         self._turns.forget(key)
-        if self._keeper.held(key) is session:  # a first turn that left nothing took its session along
-            await self._keeper.delete(session, time.time())
         return True
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:

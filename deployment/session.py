@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.engine.messages import Finished, Foreign
+from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.ownership import Epoch, SessionKey
 from deployment.turns import Prompt
 from state.session_record import Message, SessionRecord, TurnRecord
@@ -20,11 +20,13 @@ class Session:
     """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
-    that a user wrote. `order`: the log's last record that this says.
+    that a user wrote. `order`: the log's last record that this says; `since`: the one
+    where its newest turn began, from which on the log is kept beside the image, so that who takes over can tell that
+    turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has. `image`: the log's record as of which the newest image is. `arrived`: when it was brought here from
-    elsewhere, on a monotonic clock.
+    newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
+    monotonic clock. `image`: the log's record as of which the newest image is.
     """
 
     key: SessionKey
@@ -35,11 +37,13 @@ class Session:
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
+    since: int = 0
     foreign: Foreign | None = None
     running: HeldTurn | None = None
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
+    came: Hit = "device"
     image: int = -1
     arrived: float = float("-inf")
 
@@ -60,7 +64,7 @@ class Session:
 
     @property
     def engine_id(self) -> str:
-        return f"{self.key.tenant}/{self.key.session}"
+        return engine_id_of(self.key)
 
     def record(self) -> SessionRecord:
         """What travels in the session's document."""
@@ -87,3 +91,8 @@ class Session:
             transcript=list(record.transcript),
             turns=list(record.turns),
         )
+
+
+def engine_id_of(key: SessionKey) -> str:
+    """What the engine calls a session."""
+    return f"{key.tenant}/{key.session}"

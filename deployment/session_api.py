@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from deployment.server_objects import (
     session_details,
     turns_object,
 )
-from deployment.wire import Adopted, ExportedSession, ReplicaInfo, Route, SessionInfo
+from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
 from state.document import open_document
 from state.errors import StateError
 
@@ -89,12 +90,12 @@ class SessionApi:
         target = _emptiest(replicas, placement.owner) if body.to is None else body.to
         if target not in [replica.replica for replica in replicas]:
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
-        key, source = placement.key, placement.owner
+        key, source, movement = placement.key, placement.owner, Movement()
         if source is not None and source != target:
-            moved = await self._replicas.ask("move", _owner(placement), key, target)
-            if isinstance(moved, Refused):
-                raise moved.error
-            if not moved:
+            movement = await self._replicas.ask("move", _owner(placement), key, target)
+            if isinstance(movement, Refused):
+                raise movement.error
+            if movement is None:
                 raise RequestError(503, "not_moved", f"session {name!r} could not be moved to {target!r}; it goes on")
         answer = await self._replicas.ask_here("adopt", Route(str(key), target, placement), key)
         if isinstance(answer, Refused):
@@ -109,6 +110,7 @@ class SessionApi:
             "epoch": str(answer.epoch),
             "hit": answer.hit,
             "frontier": answer.frontier,
+            **asdict(movement),
         }
 
     async def fork(self, request: Request, name: str) -> Any:

@@ -161,8 +161,21 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class Movement:
+    """What a session's move took: bytes of its state that went while its turn decoded, those that went while it stood,
+    and for how long it did so at its source."""
+
+    bytes_ahead: int = 0
+    bytes_in_pause: int = 0
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Moved:
-    """The turn goes on elsewhere: whoever reads it asks the session's owner for the rest."""
+    """The turn goes on elsewhere: whoever reads it asks the session's owner for the rest. `owner`: who that is, if it
+    is known here."""
+
+    owner: str | None = None
 
 
 TurnEvent = Opened | Delta | Closed | Refused | Moved

@@ -126,7 +126,8 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
         now = time.monotonic()
         for message in messages:
             match message:
@@ -139,6 +140,7 @@ class DirectoryActor:
                 case Joined():
                     self._directory.joined(message, now)
         self._reconcile()
+        return True
 
     async def relay(self, replica: str, message: Offer | Moved) -> None:
         """One replica's word to another one, which may be beyond Serve's reach because it is about to go."""

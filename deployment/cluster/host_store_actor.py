@@ -76,6 +76,15 @@ class HostStoreActor:
         # A copy: what Ray still sends must not be a view of what the arena may free.
         return frontiers, len(document), np.frombuffer(document[offset : offset + PART_BYTES], np.uint8).copy()
 
+    async def end(self) -> None:
+        """Lets go of the arena, and of all that is in it: the application is taken down."""
+        if self._beating is not None:
+            self._beating.cancel()
+        self._arena.close()
+        arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
+
+    # An actor that was started again may not find itself under its new address at once.
+    @ray.method(max_task_retries=-1)
     async def beat(self) -> None:
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_beating())

@@ -10,10 +10,12 @@ import contextlib
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 PROTOCOL = 3
 NAMESPACE = "dflash-serve"
+END_SECONDS = 5.0
 
 
 def directory_name(app: str) -> str:
@@ -57,8 +59,17 @@ def _end(names: list[str]) -> int:
     # The directory first: nobody should hear of stores that go one after the other.
     for name in sorted(names):
         with contextlib.suppress(ValueError):  # it went meanwhile
-            ray.kill(ray.get_actor(name, NAMESPACE))
+            actor = ray.get_actor(name, NAMESPACE)
+            if "/host-store/" in name:
+                _let_go(actor)
+            ray.kill(actor)
     return len(names)
+
+
+def _let_go(store: Any) -> None:
+    """What a store holds in shared memory would outlive its process. One that does not answer is left to `sweep`."""
+    with contextlib.suppress(RayError, AttributeError):
+        ray.get(store.end.remote(), timeout=END_SECONDS)
 
 
 def _prefix(app: str) -> str:

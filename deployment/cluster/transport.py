@@ -134,8 +134,8 @@ class RayTransport:
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
-        await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory")
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         try:
