@@ -241,7 +241,7 @@ class DirectoryActor:
         if replicas is None:
             return
         self._stopping = {one.replica for one in replicas if one.state == STOPPING}
-        self._fleet.leave([one.replica for one in replicas if one.leaving])
+        self._fleet.look(replicas)
         for replica, drain in self._fleet.drains(time.monotonic()):
             self._replicas[replica].tell(drain)
         if not self._alone and self._fleet.has_all(replicas):

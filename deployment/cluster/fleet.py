@@ -40,9 +40,10 @@ class Fleet:
     def gone(self, replica: str) -> None:
         self._known.pop(replica, None)
 
-    def leave(self, replicas: Collection[str]) -> None:
-        """These are about to go, and no others."""
-        self._leaving = frozenset(replicas)
+    def look(self, replicas: Collection[ServeReplica]) -> None:
+        """All that Serve has now. Whom it does not name, as when the application ends, is about to go too."""
+        staying = {one.replica for one in replicas if not one.leaving}
+        self._leaving = frozenset(replica for replica in self._known if replica not in staying)
 
     def has_all(self, replicas: Collection[ServeReplica]) -> bool:
         """Whether all engines of the application renew here. Those of another version renew with another directory."""
