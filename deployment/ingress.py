@@ -14,8 +14,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployment.cluster.transport import Cluster
-from deployment.departure import Departure
 from deployment.errors import Refused, RequestError
+from deployment.last_call import LastCall
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.server_objects import listed, replica_object
@@ -63,9 +63,9 @@ class Ingress:
         context = serve.get_replica_context()
         cluster = Cluster(context.app_name, args.durable)
         me = context.replica_id.unique_id
-        departure = Departure(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
+        last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self._replicas = Replicas(engine, cluster)
-        self._turns = TurnApi(self._replicas, cluster, self._model, departure)
+        self._turns = TurnApi(self._replicas, cluster, self._model, last_call)
         self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
 
     # ------------------------------------------------------------------------------------------------ turns

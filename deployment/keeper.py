@@ -327,8 +327,8 @@ class SessionKeeper:
             if turn.began.turn not in booked:
                 self._book(session, turn)
         session.order = opened.end.sequence
-        session.image = opened.images[-1].order.sequence if opened.images else -1
-        session.arrived = time.monotonic()
+        if _exists(opened):
+            session.arrived = time.monotonic()
         return _Rebuilt(session, hit, turns[-1] if turns else None, arrival if came is not None else None)
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
@@ -471,7 +471,6 @@ class SessionKeeper:
             try:
                 document, frontiers = await self._export(session)
                 self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
-                session.image = sequence
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -521,7 +520,6 @@ class SessionKeeper:
                 sequence = chosen.order = self._owned.end(chosen.key).sequence
                 document, frontiers = await self._export(chosen, checkpoints=False)
                 self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
-                chosen.image = sequence
             except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", chosen.key, error)
 

@@ -26,7 +26,7 @@ class Session:
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
     newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
-    monotonic clock. `image`: the log's record as of which the newest image is.
+    monotonic clock, unless it is a new one.
     """
 
     key: SessionKey
@@ -44,7 +44,6 @@ class Session:
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
     came: Hit = "device"
-    image: int = -1
     arrived: float = float("-inf")
 
     @property

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 from deployment.answer import AnswerFormat
-from deployment.departure import REPLACED, Departing
 from deployment.errors import Refused
 from deployment.event_ids import EventId, digest_of
+from deployment.last_call import REPLACED, Departing
 from deployment.wire import Closed, Delta, Told
 
 SILENT_SECONDS = 15.0

@@ -12,9 +12,9 @@ from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat
-from deployment.departure import REPLACED, Departing, Departure
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
+from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
@@ -32,10 +32,10 @@ Bounded = AsyncGenerator[Told | Departing, None]
 
 
 class TurnApi:
-    def __init__(self, replicas: Replicas, cluster: Cluster, model: str, departure: Departure) -> None:
+    def __init__(self, replicas: Replicas, cluster: Cluster, model: str, last_call: LastCall) -> None:
         self._stream = LastingStream(replicas, cluster)
         self._model = model
-        self._departure = departure
+        self._last_call = last_call
 
     async def chat(self, request: Request) -> Response:
         document = await document_of(request)
@@ -59,13 +59,13 @@ class TurnApi:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        return await _answer(self._departure.bounded(events), ChatFormat, True, with_usage, after is None)
+        return await _answer(self._last_call.bounded(events), ChatFormat, True, with_usage, after is None)
 
     async def _take(self, body: GenerationBody, turn: TurnRequest, shown: Format) -> Response:
         if body.model is not None and body.model != self._model:
             message = f"model: {body.model!r} is not served; {self._model!r} is"
             raise RequestError(404, "model_not_found", message, "model")
-        events = self._departure.bounded(self._stream.taken(turn))
+        events = self._last_call.bounded(self._stream.taken(turn))
         return await _answer(events, shown, body.stream, body.with_usage, True)
 
 

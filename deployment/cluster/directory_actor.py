@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
-from deployment.cluster.serve_states import STOPPING, ServeReplica, serve_replicas
+from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -165,7 +165,8 @@ class DirectoryActor:
         return self._directory.sessions(tenant, time.monotonic())
 
     async def staying(self, beside: str) -> tuple[str, ...]:
-        """Replicas that may be given sessions, but for `beside`."""
+        """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
+        await self._look_at_serve()
         return self._fleet.staying(time.monotonic(), beside)
 
     async def with_room(self, beside: str) -> str | None:
@@ -240,19 +241,14 @@ class DirectoryActor:
         if replicas is None:
             return
         self._stopping = {one.replica for one in replicas if one.state == STOPPING}
-        self._fleet.leave([one.replica for one in replicas if one.leaving])
+        self._fleet.look(replicas)
         for replica, drain in self._fleet.drains(time.monotonic()):
             self._replicas[replica].tell(drain)
-        if not self._alone and self._all_are_ours(replicas):
+        if not self._alone and self._fleet.has_all(replicas):
             self._alone = True
             ended = await asyncio.to_thread(remove_other_versions, self._app)
             if ended:
                 log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
-
-    def _all_are_ours(self, replicas: Sequence[ServeReplica]) -> bool:
-        """Whether all engines have renewed here. Those of another version renew with another directory."""
-        engines = {one.deployment for one in replicas if one.replica in self._replicas}
-        return bool(engines) and all(one.replica in self._replicas for one in replicas if one.deployment in engines)
 
     async def _probe(self, replica: str, known: Replica) -> None:
         """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""

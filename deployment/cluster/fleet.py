@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from deployment.cluster.serve_states import ServeReplica
 from deployment.ownership.messages import Drain
 
 FRESH_SECONDS = 3.0
@@ -39,9 +40,15 @@ class Fleet:
     def gone(self, replica: str) -> None:
         self._known.pop(replica, None)
 
-    def leave(self, replicas: Collection[str]) -> None:
-        """These are about to go, and no others."""
-        self._leaving = frozenset(replicas)
+    def look(self, replicas: Collection[ServeReplica]) -> None:
+        """All that Serve has now. Whom it does not name, as when the application ends, is about to go too."""
+        staying = {one.replica for one in replicas if not one.leaving}
+        self._leaving = frozenset(replica for replica in self._known if replica not in staying)
+
+    def has_all(self, replicas: Collection[ServeReplica]) -> bool:
+        """Whether all engines of the application renew here. Those of another version renew with another directory."""
+        engines = {one.deployment for one in replicas if one.replica in self._known}
+        return bool(engines) and all(one.replica in self._known for one in replicas if one.deployment in engines)
 
     def staying(self, now: float, beside: str | None = None) -> tuple[str, ...]:
         """Those that may be given sessions."""

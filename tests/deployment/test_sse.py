@@ -11,8 +11,8 @@ from typing import Any
 from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.completion_format import CompletionFormat
-from deployment.departure import REPLACED, Departing
 from deployment.errors import Refused
+from deployment.last_call import REPLACED, Departing
 from deployment.sse import KEEP_ALIVE, chunks, kept_alive
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, Told, TurnEvent
 

@@ -13,7 +13,15 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from deployment.cluster.names import NAMESPACE, directory_name, remove, store_name
+from deployment.cluster.names import (
+    NAMESPACE,
+    PROTOCOL,
+    directory_name,
+    remove,
+    remove_other_versions,
+    store_name,
+    versioned,
+)
 from deployment.cluster.transport import start_directory
 from deployment.ownership.words import SessionKey
 from tests.deployment.cluster.replicas import APP, Replica
@@ -155,3 +163,32 @@ def test_a_round_of_many_lanes_is_one_call(replicas: list[Any]):
     alone: Any = ray.get(one.rounds.remote(sessions[:1], 20))
     print(f"64 lanes: {seconds * 1e3:.1f} ms a round; one: {alone * 1e3:.1f} ms")
     assert seconds < 1.0
+
+
+@ray.remote(num_cpus=0)
+class Idle:
+    pass
+
+
+def test_actors_of_other_versions_end_without_ours_and_all_of_an_application_go_down_together(replicas: list[Any]):
+    others = [f"{APP}/v1/directory", f"{APP}/v{PROTOCOL + 1}/host-store/node", f"{APP}-2/v1/directory"]
+    for name in others:
+        ray.get(Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote().__ray_ready__.remote())
+    ours = {name for name in named() if name.startswith(f"{versioned(APP)}/")}
+    assert ours and remove_other_versions(APP) == 2
+    assert named_soon(ours | {others[2]})
+    assert remove(APP) == len(ours)
+    assert named_soon({others[2]}), "another application keeps its own"
+    assert remove(f"{APP}-2") == 1
+
+
+def named() -> set[str]:
+    listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in listed if actor["namespace"] == NAMESPACE}
+
+
+def named_soon(names: set[str]) -> bool:
+    deadline = time.monotonic() + 10
+    while named() != names and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return named() == names

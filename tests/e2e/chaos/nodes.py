@@ -19,7 +19,7 @@ from ray import serve
 from ray.cluster_utils import Cluster as RayCluster
 
 from deployment.app import application
-from deployment.cluster.names import directory_name, named_actor, remove, store_name
+from deployment.cluster.names import directory_name, named_actor, remove, store_name, versioned
 from deployment.settings import AppArgs
 from state.arena_file import SHARED_MEMORY, arena_path
 from tests.e2e.chaos.salted import SaltedReplica
@@ -70,7 +70,7 @@ class Nodes:
         """Kills a node's processes. Nodes on loopback share /dev/shm: what a real one would take with it goes by
         hand."""
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
-        arena_path(SHARED_MEMORY, self.app, node).unlink(missing_ok=True)
+        arena_path(SHARED_MEMORY, versioned(self.app), node).unlink(missing_ok=True)
 
     @property
     def ids(self) -> list[str]:
@@ -95,7 +95,7 @@ class Nodes:
         ray.shutdown()
         self._cluster.shutdown()
         for node in nodes:
-            arena_path(SHARED_MEMORY, self.app, node).unlink(missing_ok=True)
+            arena_path(SHARED_MEMORY, versioned(self.app), node).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployment import departure
-from deployment.departure import Departing, Departure
+from deployment import last_call
+from deployment.last_call import Departing, LastCall
 from deployment.wire import Delta, Told
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departure, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(last_call, "ASK_SECONDS", 0.01)
 
 
 async def three(pause: float, ended: list[str]) -> AsyncGenerator[Told, None]:
@@ -31,7 +31,7 @@ def heard(grace: float, pause: float, stopping: bool, ended: list[str]) -> list[
         async def is_stopping() -> bool:
             return stopping
 
-        return [told async for told in Departure(is_stopping, grace).bounded(three(pause, ended))]
+        return [told async for told in LastCall(is_stopping, grace).bounded(three(pause, ended))]
 
     return [told.id if isinstance(told, Told) else "departing" for told in asyncio.run(collect())]
 
@@ -41,7 +41,7 @@ def test_streams_of_an_ingress_that_stays_are_as_they_come():
     assert heard(0.0, 0.02, False, ended) == ["0", "1", "2"] and ended == ["closed"]
 
 
-def test_a_stream_that_ends_within_the_grace_hears_nothing_of_the_departure():
+def test_a_stream_that_ends_within_the_grace_hears_nothing_of_the_last_call():
     assert heard(5.0, 0.01, True, []) == ["0", "1", "2"]
 
 
@@ -58,7 +58,7 @@ def test_nobody_is_asked_while_no_stream_is_open():
         return False
 
     async def run() -> int:
-        async for _ in Departure(is_stopping, 1.0).bounded(three(0.0, [])):
+        async for _ in LastCall(is_stopping, 1.0).bounded(three(0.0, [])):
             pass
         await asyncio.sleep(0.03)
         so_far = len(asked)

@@ -32,7 +32,7 @@ class Departing:
     """Instead of a turn's next event: nothing more comes over this connection."""
 
 
-class Departure:
+class LastCall:
     """`is_stopping`: whether Serve is ending this ingress; `grace`: seconds that streams may then go on."""
 
     def __init__(self, is_stopping: Callable[[], Awaitable[bool]], grace: float) -> None:
