@@ -9,15 +9,35 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ray.exceptions import RayActorError
+
+from deployment.arrivals import Arrivals
+from deployment.cluster.directory_actor import Mail
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import DurableCopies
-from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
+from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
+from deployment.engine.messages import (
+    Command,
+    Drop,
+    Dropped,
+    DropStaged,
+    Event,
+    Export,
+    Exported,
+    ExportPages,
+    Foreign,
+    Import,
+    Imported,
+    Staged,
+)
+from deployment.errors import Refused, RequestError
 from deployment.keeper import SessionKeeper
+from deployment.moving import ToDestination, Welcome
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Bring,
     Claim,
+    Drain,
     Found,
     FromDirectory,
     FromOwner,
@@ -25,7 +45,6 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
-    Join,
     Joined,
     Moved,
     Offer,
@@ -40,6 +59,7 @@ from deployment.ownership.store import Store
 from deployment.ownership.words import Member, SessionKey
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
+from deployment.wire import NotHere
 from model import DEMO
 from model.tokenizer import Tokenizer
 from state.errors import StateError
@@ -101,6 +121,10 @@ class FakeService:
             case Drop():
                 self.held.discard(command.session)
                 return Dropped(command.call, command.session)
+            case ExportPages():
+                raise EngineError(UNKNOWN_TURN, "no turn runs in this engine")
+            case DropStaged():
+                return Staged(command.call, command.migration, 0, 0)
             case _:
                 raise AssertionError(command)
 
@@ -114,7 +138,7 @@ class InProcess:
         self._world = world
         self._replica = replica
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
         if await self._loses("directory"):
             return None
         self._world.directory.renew(self._replica, self.node, reports, time.monotonic())
@@ -144,7 +168,16 @@ class InProcess:
 
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
         if not await self._loses(replica) and not self._world.replicas[replica].link.dead:
-            self._world.replicas[replica].keeper.told(message)
+            self._world.post(replica, message)
+
+    async def send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
+        """What a session that moves is told ahead of its offer."""
+        if await self._loses(replica) or self._world.replicas[replica].link.dead:
+            raise RayActorError
+        try:
+            return await self._world.replicas[replica].arrivals.receive(message)
+        except RequestError as error:
+            return error.refused
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         return self._world.directory.locate(key, time.monotonic())
@@ -170,15 +203,19 @@ class Replica:
         self.service = FakeService()
         self.link = InProcess(world, name, node)
         durable = DurableCopies("app", self.service, None, 0)  # pyright: ignore[reportArgumentType]
-        self.keeper = SessionKeeper(name, self.service, self.link, self.link, durable)  # pyright: ignore[reportArgumentType]
+        self.arrivals = Arrivals(self.service, node, 60.0)  # pyright: ignore[reportArgumentType]
+        self.keeper = SessionKeeper(
+            name, self.service, self.link, self.link, durable, self.arrivals, self.link.send  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
         self.told: list[LoggedTurn] = []
+        self.drains: list[Drain] = []
 
     @property
     def owned(self) -> OwnedSessions:
         return self.keeper._owned
 
     def start(self) -> None:
-        self.keeper.start(self._take_turn)
+        self.keeper.start(self._take_turn, self.drains.append)
 
     def _take_turn(self, session: Session, turn: LoggedTurn) -> None:
         self.told.append(turn)
@@ -193,7 +230,7 @@ class World:
         self.away: set[str] = set()
         self.stores: dict[str, Store] = {}
         self._registry = Registry(FakeValues(), "app")
-        self._mail: defaultdict[str, list[Grant | Join]] = defaultdict(list)
+        self._mail: defaultdict[str, list[Mail]] = defaultdict(list)
         self._arenas = 0
         self.start_directory()
         for node in nodes:
@@ -227,13 +264,16 @@ class World:
         for store in self.stores.values():
             assert self.directory.store_here(store.member, store.index(), time.monotonic())
 
-    def mail(self, replica: str) -> list[Grant | Join]:
+    def post(self, replica: str, message: Mail) -> None:
+        self._mail[replica].append(message)
+
+    def mail(self, replica: str) -> list[Mail]:
         now = time.monotonic()
         for node, store in self.stores.items():
             if node not in self.away:
                 self.directory.store_alive(store.member, now)
         for name, message in self.directory.reconcile(now):
-            self._mail[name].append(message)
+            self.post(name, message)
         return self._mail.pop(replica, [])
 
     def tell(self, message: FromOwner) -> None:

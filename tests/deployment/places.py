@@ -11,7 +11,9 @@ from typing import Any, cast
 from ray.exceptions import RayActorError
 
 from deployment.arrivals import Arrivals
+from deployment.cluster.directory_actor import Mail
 from deployment.cluster.transport import Cluster
+from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.engine.messages import Sampling
 from deployment.engine.service import EngineService
@@ -29,7 +31,6 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
-    Join,
     Joined,
     Moved,
     Offer,
@@ -84,13 +85,16 @@ class World:
         self.directory.durable_ids(())
         self.directory.store_here(self.store.member, (), time.monotonic())
         self.places: dict[str, Place] = {}
-        self.mail: dict[str, list[Grant | Join]] = {}
+        self.mail: dict[str, list[Mail]] = {}
         self.fetched: list[Image] = []
         """Images that somebody read from the store."""
 
+    def post(self, replica: str, message: Mail) -> None:
+        self.mail.setdefault(replica, []).append(message)
+
     def reconcile(self) -> None:
         for replica, message in self.directory.reconcile(time.monotonic()):
-            self.mail.setdefault(replica, []).append(message)
+            self.post(replica, message)
 
 
 class PlaceCluster:
@@ -119,7 +123,7 @@ class PlaceTransport:
     def _alive(self) -> bool:
         return self._name in self._world.places
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
         if not self._alive:
             return None
         now = time.monotonic()
@@ -132,7 +136,7 @@ class PlaceTransport:
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return self._world.directory.claim(claim, time.monotonic()) if self._alive else None
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
         now = time.monotonic()
         for message in messages if self._alive else ():
             match message:
@@ -145,6 +149,7 @@ class PlaceTransport:
                 case Joined():
                     self._world.directory.joined(message, now)
         self._world.reconcile()
+        return self._alive
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         await asyncio.sleep(0)
@@ -153,7 +158,7 @@ class PlaceTransport:
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
         place = self._world.places.get(replica)
         if self._alive and place is not None and not place.deaf:
-            place.keeper.told(message)
+            self._world.post(replica, message)
 
 
 class Place:
@@ -176,8 +181,9 @@ class Place:
             name, "m", self.service, self.keeper, Prompter(self.service, accept_new_weights=False), self.table, 30.0,
             call_later,
         )  # fmt: skip
+        self.drainer = Drainer(self.keeper)
         world.places[name] = self
-        self.keeper.start(self.desk.resume)
+        self.keeper.start(self.desk.resume, self.drainer.told)
 
     async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
         place = self._world.places.get(replica)
