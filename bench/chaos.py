@@ -33,7 +33,7 @@ MOVES_BETWEEN = 2
 
 def order_of(kills: int, seed: int) -> list[Kind]:
     """Every kind as often as the others, in a random order."""
-    kinds = [KINDS[number % len(KINDS)] for number in range(kills)]
+    kinds: list[Kind] = [KINDS[number % len(KINDS)] for number in range(kills)]
     random.Random(seed).shuffle(kinds)
     return kinds
 

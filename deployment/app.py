@@ -40,7 +40,7 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         max_ongoing_requests=1024,
         request_router_config=RequestRouterConfig(
             request_router_class="deployment.router:SessionRouter",  # pyright: ignore[reportArgumentType]
-            request_routing_stats_period_s=1,
+            request_routing_stats_period_s=1,  # pyright: ignore[reportArgumentType]
         ),
         health_check_period_s=1 if args.device == "cpu" else 5,
         health_check_timeout_s=30,

@@ -115,7 +115,8 @@ def test_a_host_store_that_was_started_again_makes_itself_known_to_a_directory_t
     store = ray.get_actor(store_name(APP, ray.get_runtime_context().get_node_id()), NAMESPACE)
     for _ in range(4):
         for actor in (store, directory):
-            os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            pid: Any = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
             answered(actor)
         deadline = time.monotonic() + 10
         while (placed := ray.get(directory.locate.remote(key()), timeout=5)) is not None:
@@ -128,7 +129,7 @@ def answered(actor: Any) -> None:
     while True:
         try:
             return ray.get(actor.__ray_ready__.remote(), timeout=10)
-        except ray.exceptions.RayActorError:
+        except RayActorError:
             time.sleep(0.05)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -51,7 +52,7 @@ class Nodes:
         self.count = count
         for _ in range(count):
             self.add()
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
