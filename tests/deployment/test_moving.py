@@ -12,6 +12,7 @@ import pytest
 from deployment.engine.messages import Inspect
 from deployment.errors import RequestError
 from deployment.moving import Coming, Document, NotComing, Sent, ToDestination
+from deployment.ownership.messages import Offer
 from deployment.ownership.words import Epoch, Order
 from deployment.parcels import Parcel
 from deployment.wire import Moved, Movement
@@ -181,14 +182,13 @@ def test_a_session_goes_on_at_its_destination_when_the_source_dies_after_its_off
         request = asked()
         async with places("a", "b") as (world, (a, b)):
             await told(await a.begin(request), 10)
-            take = b.keeper.told
+            adopt = b.keeper.adopt
 
-            def dies_first(message: Any) -> None:
+            async def dies_first(offer: Offer) -> None:
                 a.die()
-                b.keeper.told = take
-                take(message)
+                await adopt(offer)
 
-            b.keeper.told = dies_first
+            b.keeper.adopt = dies_first
             moving = asyncio.create_task(a.move(b))
             await until(lambda: b.keeper.held(KEY) is not None, "the takeover")
             moving.cancel()

@@ -144,20 +144,20 @@ def test_nothing_is_told_before_all_copies_have_it():
     run(steps)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happened(elsewhere: bool):
+@pytest.mark.parametrize("elsewhere", [None, Moved("other")])
+def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happened(elsewhere: Moved | None):
     async def steps(service: EngineService) -> None:
         expected = await Turn(service).told()
         turn = Turn(service)
         await turn.until(6)
-        assert await turn.running.suspend()
+        await turn.running.suspend()
         told = list(turn.log.records)
         await asyncio.sleep(0.05)
         assert turn.log.records == told and not turn.stream.over
         turn.running.go_on(elsewhere)
         events = await turn.told()
-        if elsewhere:
-            assert isinstance(events[-1], Moved) and turn.stream.moved
+        if elsewhere is not None:
+            assert events[-1] == elsewhere and turn.stream.moved
             rest = await Turn(service, told).told()
             assert shown(rest)[: len(shown(events))] == shown(events)
             events = rest
@@ -169,8 +169,10 @@ def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happ
 def test_a_turn_that_has_ended_cannot_be_stopped_any_more():
     async def steps(service: EngineService) -> None:
         turn = Turn(service)
-        await turn.told()
-        assert not await turn.running.suspend()
+        events = await turn.told()
+        await turn.running.suspend()
+        turn.running.go_on(Moved("other"))
+        assert isinstance(events[-1], Closed) and await turn.told() == events
 
     run(steps)
 
@@ -184,9 +186,10 @@ def test_a_turn_that_is_cancelled_while_it_stands_still_or_before_it_began_does_
         assert getattr(last, "finish_reason", "") == "cancelled" or getattr(last, "code", "") == "turn_cancelled"
         turn = Turn(service, submit=long)
         await turn.until(4)
-        assert await turn.running.suspend()
+        await turn.running.suspend()
+        assert not turn.stream.over
         turn.running.cancel()
-        turn.running.go_on(elsewhere=False)
+        turn.running.go_on(None)
         last = (await turn.told())[-1]
         assert isinstance(last, Closed) and last.finish_reason == "cancelled" and last.completion_tokens < 200
 
