@@ -123,7 +123,8 @@ def test_a_host_store_that_was_started_again_makes_itself_known_to_a_directory_t
     store = ray.get_actor(store_name(APP, ray.get_runtime_context().get_node_id()), NAMESPACE)
     for _ in range(4):
         for actor in (store, directory):
-            os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            pid: Any = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
             answered(actor)
         deadline = time.monotonic() + 10
         while (placed := ray.get(directory.locate.remote(key()), timeout=5)) is not None:
@@ -136,7 +137,7 @@ def answered(actor: Any) -> None:
     while True:
         try:
             return ray.get(actor.__ray_ready__.remote(), timeout=10)
-        except ray.exceptions.RayActorError:
+        except RayActorError:
             time.sleep(0.05)
 
 
@@ -172,7 +173,8 @@ class Idle:
 def test_actors_of_other_versions_end_without_ours_and_all_of_an_application_go_down_together(replicas: list[Any]):
     others = [f"{APP}/v1/directory", f"{APP}/v{PROTOCOL + 1}/host-store/node", f"{APP}-2/v1/directory"]
     for name in others:
-        ray.get(Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote().__ray_ready__.remote())
+        actor: Any = Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote()
+        ray.get(actor.__ray_ready__.remote())
     ours = {name for name in named() if name.startswith(f"{versioned(APP)}/")}
     assert ours and remove_other_versions(APP) == 2
     assert named_soon(ours | {others[2]})
