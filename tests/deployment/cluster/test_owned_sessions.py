@@ -173,7 +173,8 @@ class Idle:
 def test_actors_of_other_versions_end_without_ours_and_all_of_an_application_go_down_together(replicas: list[Any]):
     others = [f"{APP}/v1/directory", f"{APP}/v{PROTOCOL + 1}/host-store/node", f"{APP}-2/v1/directory"]
     for name in others:
-        ray.get(Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote().__ray_ready__.remote())
+        actor: Any = Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote()
+        ray.get(actor.__ray_ready__.remote())
     ours = {name for name in named() if name.startswith(f"{versioned(APP)}/")}
     assert ours and remove_other_versions(APP) == 2
     assert named_soon(ours | {others[2]})
