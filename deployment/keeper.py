@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ray.exceptions import RayError
@@ -44,6 +44,8 @@ KEPT_SECONDS = 30.0
 LOCATE_SECONDS = 10.0
 
 log = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -496,9 +498,13 @@ class SessionKeeper:
             raise session_busy(session.key.session, "it is being moved already")
         if destination == self._replica:
             return wire.Movement()
+        session.moving = True
+        # Who asked may leave; a session must not be left half moved.
+        return await asyncio.shield(self._spawn(self._given(session, destination)))
+
+    async def _given(self, session: Session, destination: str) -> wire.Movement | None:
         key, running = session.key, session.running
         departure = Departure(self._service, self._send, self._cluster.node, session, destination)
-        session.moving = True
         given = False
         stopped = time.monotonic()
         try:
@@ -519,11 +525,10 @@ class SessionKeeper:
             moved = given or key not in self._owned
             if running is not None:
                 running.go_on(wire.Moved(destination if given else None) if moved else None)
+        if moved:
+            await self.forget(session)  # before it can come back
         await (departure.arrived() if given else departure.stayed())
-        if not moved:
-            return None
-        await self.forget(session)
-        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds)
+        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
 
     def told(self, message: Offer | Moved) -> None:
         """Another replica's word."""
@@ -595,10 +600,11 @@ class SessionKeeper:
     async def _drop(self, session: Session) -> None:
         await self._service.call(Drop(self._call(), session.engine_id))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -285,6 +285,8 @@ class EngineReplica:
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        if session.moving:
+            raise session_busy(session.key.session, "it is being moved")
         if session.running is not None:
             session.running.cancel()
             await session.running.ended()
