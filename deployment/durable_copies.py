@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deployment.cluster.names import GcsValues
+from deployment.cluster.names import GcsValues, versioned
 from deployment.engine.durability import open_tier
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Publish, Stored
@@ -153,4 +153,4 @@ class DurableCopies:
 
     @property
     def _registry(self) -> Registry:
-        return Registry(GcsValues() if self._values is None else self._values, self._app)
+        return Registry(GcsValues() if self._values is None else self._values, versioned(self._app))

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployment.cluster.transport import Cluster
+from deployment.departure import Departure
 from deployment.errors import Refused, RequestError
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
@@ -59,9 +60,12 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         self._model = args.model_id
-        cluster = Cluster(serve.get_replica_context().app_name, args.durable)
+        context = serve.get_replica_context()
+        cluster = Cluster(context.app_name, args.durable)
+        me = context.replica_id.unique_id
+        departure = Departure(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self._replicas = Replicas(engine, cluster)
-        self._turns = TurnApi(self._replicas, cluster, self._model)
+        self._turns = TurnApi(self._replicas, cluster, self._model, departure)
         self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
 
     # ------------------------------------------------------------------------------------------------ turns

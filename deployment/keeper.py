@@ -7,6 +7,7 @@ is not in the log goes on here, from the last round that is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -29,10 +30,10 @@ from deployment.errors import RequestError, session_busy, session_exists, sessio
 from deployment.locks import Locks
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
-from deployment.ownership.messages import Image, Moved, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Member, SessionKey
 from deployment.session import Session, engine_id_of
-from deployment.session_log import LoggedTurn, logged_turns
+from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
 from deployment.turns import TurnText
 from state.errors import StateError
@@ -42,6 +43,7 @@ KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
 
 LOCATE_SECONDS = 10.0
+HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
 
@@ -50,12 +52,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Rebuilt:
-    """A session as its copies say it. `unfinished`: a turn that goes on; `arrival`: what its last owner sent, if its
-    state was made of that."""
+    """A session as its copies say it. `newest`: the last turn that its log tells, which may have to go on; `arrival`:
+    what its last owner sent, if its state was made of that."""
 
     session: Session
     hit: Hit
-    unfinished: LoggedTurn | None
+    newest: LoggedTurn | None
     arrival: Arrival | None
 
 
@@ -80,18 +82,24 @@ class SessionKeeper:
         self._cluster = cluster
         self._durable = durable
         self._owned = OwnedSessions(
-            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room
-        )
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
+            offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
+        )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
         self._copying = Locks()
+        self._deleting = Locks()
         self._calls = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
+        self._drain: Callable[[Drain], None] = lambda message: None
 
-    def start(self, resume: Callable[[Session, LoggedTurn], None]) -> None:
-        """From the replica's event loop. `resume` is given turns that have to go on here."""
+    def start(self, resume: Callable[[Session, LoggedTurn], None], drain: Callable[[Drain], None]) -> None:
+        """From the replica's event loop. `resume` is given the newest turn that the log of a session tells which was
+        taken over: it goes on here, or if it is over, is told here to those who have not heard its end. `drain` is
+        given the directory's word that the replica is about to go."""
         self._resume = resume
+        self._drain = drain
         self._owned.start()
         self._durable.start()
         self._spawn(self._publish_idle())
@@ -103,6 +111,9 @@ class SessionKeeper:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def all(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
 
     def held(self, key: SessionKey) -> Session | None:
         """A session that this replica may commit to, as far as it knows."""
@@ -136,6 +147,9 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
+            if must_exist and not _exists(opened):
+                await self._take_back(opened)
+                raise unknown_session(key.session)
             return await self._load(opened)
 
     async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
@@ -187,7 +201,11 @@ class SessionKeeper:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
         opened = await self._taken_new(key)
         session = self._sessions[key] = Session(key, opened.epoch, created=True)
-        await self.write(key, [HeadMoved(NOTHING, None, 0)])
+        try:
+            await self.write(key, [HeadMoved(NOTHING, None, 0)])
+        except BaseException:
+            await self.abandon(session)
+            raise
         return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
@@ -201,7 +219,7 @@ class SessionKeeper:
         session.moving = True  # no turn begins in what is not there yet
         try:
             record = await self._import_exactly(session, document)
-            session = self._sessions[key] = Session.of_record(key, opened.epoch, record)
+            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
             session.created = True
             await self.settle(session)
         except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
@@ -210,14 +228,17 @@ class SessionKeeper:
         return session
 
     async def settle(self, session: Session) -> None:
-        """A session that did not begin with a turn: all copies hold it when this returns."""
-        await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
-        await self.copy(session)
+        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503)."""
+        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
+            await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+            await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
-        except TimeoutError:
+        except (NotOwned, TimeoutError):
             raise session_unavailable(session.key.session, "its copies do not answer") from None
+        finally:
+            session.moving = False
 
     async def _taken(self, key: SessionKey, anew: bool) -> Opened:
         try:
@@ -234,36 +255,47 @@ class SessionKeeper:
             opened = await self._taken(key, anew=False)
         except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
-        if opened.records or opened.images:
+        if _exists(opened):
             self._owned.forget(key)
             raise session_exists(key.session)
+        return await self._as_nothing(opened)
+
+    async def _as_nothing(self, opened: Opened) -> Opened:
+        """The right to append to a session that does not exist yet."""
         while not self._is_loaded(opened):
-            opened = await self._taken(key, anew=False)
+            opened = await self._taken(opened.key, anew=False)
         return opened
+
+    async def _take_back(self, opened: Opened) -> None:
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked."""
+        await self._as_nothing(opened)
+        try:
+            await self._bury(opened.key, time.time())
+        finally:
+            self._owned.forget(opened.key)
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
     async def _load(self, opened: Opened) -> tuple[Session, Hit]:
-        """The session as its copies say it, and the right to append to it."""
+        """The session as its copies say it, and the right to append to it. RequestError (503)."""
         rebuilt = await self._rebuilt(opened)
         while not self._is_loaded(opened):
             opened = await self._taken(opened.key, anew=False)
             rebuilt = await self._rebuilt(opened)
-        session, unfinished = rebuilt.session, rebuilt.unfinished
+        session = rebuilt.session
         session.came = rebuilt.hit
         self._sessions[opened.key] = session
-        if unfinished is not None and self._resume is not None:
-            log.info("turn %s of session %s goes on here", unfinished.began.turn, opened.key)
-            self._resume(session, unfinished)
+        if rebuilt.newest is not None and self._resume is not None:
+            self._resume(session, rebuilt.newest)
         if rebuilt.arrival is not None:
-            self._spawn(self._settle_in(session, rebuilt.arrival, unfinished))
+            self._spawn(self._settle_in(session, rebuilt.arrival))
         return session, rebuilt.hit
 
-    async def _settle_in(self, session: Session, arrival: Arrival, unfinished: LoggedTurn | None) -> None:
+    async def _settle_in(self, session: Session, arrival: Arrival) -> None:
         """A session that came with its state, which no store has yet, and which may not even have been checked."""
         if not await self._arrivals.verified(arrival):
             await self._begin_again(session)
-        await self.copy(session, unfinished.began.order.sequence if unfinished is not None else None)
+        await self.copy(session)
 
     async def _begin_again(self, session: Session) -> None:
         """The engine has dropped the session's state: its turn goes on from the ledger. One that is suspended does so
@@ -282,22 +314,24 @@ class SessionKeeper:
         try:
             return self._owned.loaded(opened)
         except NotOwned as error:
+            self._owned.forget(opened.key)
             raise session_unavailable(opened.key.session, str(error)) from None
 
     async def _rebuilt(self, opened: Opened) -> _Rebuilt:
         arrival = self._arrivals.arrived(opened.key, opened.end)
         came = await self._of_arrival(opened, arrival) if arrival is not None else None
         session, hit = came or await self._newest_image(opened)
-        session.created = bool(opened.records or opened.images)
+        said = living(opened.records)
+        session.created = bool(opened.images) or any(isinstance(record, HeadMoved) for record in said)
         booked = {turn.id for turn in session.turns}
-        unfinished: LoggedTurn | None = None
-        for turn in logged_turns(opened.records):
-            if turn.began.turn in booked:
-                continue
-            unfinished = turn if turn.finished() is None else None
-            self._book(session, turn)
+        turns = logged_turns(said)
+        for turn in turns:
+            if turn.began.turn not in booked:
+                self._book(session, turn)
         session.order = opened.end.sequence
-        return _Rebuilt(session, hit, unfinished, arrival if came is not None else None)
+        session.image = opened.images[-1].order.sequence if opened.images else -1
+        session.arrived = time.monotonic()
+        return _Rebuilt(session, hit, turns[-1] if turns else None, arrival if came is not None else None)
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
         """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
@@ -418,17 +452,19 @@ class SessionKeeper:
         await self._owned.committed(key, sequence)
 
     async def write(self, key: SessionKey, records: Sequence[Numbered]) -> None:
-        """RequestError (503) if the session is another replica's now."""
+        """RequestError (503) if the session is another replica's now, or its copies do not answer."""
         try:
-            await self.committed(key, self.append(key, records))
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self.committed(key, self.append(key, records))
         except NotOwned as error:
             raise session_unavailable(key.session, str(error)) from None
+        except TimeoutError:
+            raise session_unavailable(key.session, "its copies do not answer") from None
 
     # -------------------------------------------------------------------------------------------- copies
 
-    async def copy(self, session: Session, since: int | None = None) -> None:
-        """Gives an image of the session to all its copies, in the background. `since`: the sequence of the first record
-        that is needed beside it, that of a turn that runs."""
+    async def copy(self, session: Session) -> None:
+        """Gives an image of the session to all its copies, in the background."""
         key = session.key
         async with self._copying.of(key):
             if self.held(key) is not session:
@@ -436,7 +472,8 @@ class SessionKeeper:
             sequence = session.order = self._owned.end(key).sequence
             try:
                 document, frontiers = await self._export(session)
-                self._owned.publish(key, sequence, frontiers, document, sequence + 1 if since is None else since)
+                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
+                session.image = sequence
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -482,11 +519,12 @@ class SessionKeeper:
         idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
         chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
         if chosen is not None and chosen.key in self._owned:
-            sequence = chosen.order = self._owned.end(chosen.key).sequence
-            document, frontiers = await self._export(chosen, checkpoints=False)
             try:
-                self._owned.publish(chosen.key, sequence, frontiers, document, sequence + 1)
-            except (NotOwned, StateError) as error:
+                sequence = chosen.order = self._owned.end(chosen.key).sequence
+                document, frontiers = await self._export(chosen, checkpoints=False)
+                self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+                chosen.image = sequence
+            except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", chosen.key, error)
 
     # -------------------------------------------------------------------------------------------- giving, losing
@@ -530,13 +568,6 @@ class SessionKeeper:
         await (departure.arrived() if given else departure.stayed())
         return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
 
-    def told(self, message: Offer | Moved) -> None:
-        """Another replica's word."""
-        if isinstance(message, Moved):
-            self._owned.moved(message)
-        else:
-            self._spawn(self._adopted(message))
-
     async def _adopted(self, offer: Offer) -> None:
         try:
             await self.adopt(offer)
@@ -552,27 +583,48 @@ class SessionKeeper:
 
     async def forget(self, session: Session) -> None:
         """Drops what this replica has of a session, on the device too."""
-        if self._sessions.get(session.key) is session:
-            del self._sessions[session.key]
-            self._owned.forget(session.key)
-            self._durable.forget(session.key)
-        await self._service.call(Drop(self._call(), session.engine_id))
+        if self._sessions.get(session.key) is not session:
+            return  # it has been forgotten, and may be here again, as another one
+        del self._sessions[session.key]
+        self._owned.forget(session.key)
+        self._durable.forget(session.key)
+        await self._drop(session)
 
     async def delete(self, session: Session, at: float) -> None:
-        """All copies have its tombstone when this returns. `at`: seconds since 1970. RequestError (503)."""
-        await self.write(session.key, [Deleted(NOTHING, at)])
-        try:
-            await self._durable.delete(session.key, session.epoch)
-        except StateError as error:
-            raise session_unavailable(session.key.session, f"the durable tier did not take its end: {error}") from None
-        await self.forget(session)
+        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: seconds since 1970.
+        RequestError (503)."""
+        async with self._deleting.of(session.key):
+            session.moving = True  # no other turn begins in it
+            try:
+                if session.running is not None:
+                    session.running.cancel()
+                    await session.running.ended()
+                # A first turn that left nothing took its session along; and somebody else may have deleted it.
+                if self._sessions.get(session.key) is session:
+                    await self._bury(session.key, at)
+                    epoch = session.epoch
+                    await self.forget(session)
+                    await self._durable.delete(session.key, epoch)
+            except StateError as error:
+                why = f"the durable tier did not take its end: {error}"
+                raise session_unavailable(session.key.session, why) from None
+            finally:
+                session.moving = False
 
     async def abandon(self, session: Session) -> None:
-        """A new session's first turn was refused: as if it had never been asked for."""
+        """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
         try:
-            await self.delete(session, 0.0)
+            await self._bury(session.key, 0.0)
         except RequestError as error:
             log.info("session %s was not taken back: %s", session.key, error)
+        await self.forget(session)
+
+    async def _bury(self, key: SessionKey, at: float) -> None:
+        """Writes a tombstone, and lets the directory know, so that nobody is sent here any more."""
+        await self.write(key, [Deleted(NOTHING, at)])
+        with contextlib.suppress(TimeoutError):  # one that is being started again hears it later
+            async with asyncio.timeout(HEARD_SECONDS):
+                await self._owned.heard(key)
 
     def _reopened(self, opened: Opened) -> None:
         """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
@@ -586,8 +638,9 @@ class SessionKeeper:
     def _fenced(self, key: SessionKey) -> None:
         """Another replica is the owner now."""
         session = self._sessions.get(key)
-        if session is not None and not session.moving:
-            log.warning("session %s has another owner now", key)
+        if session is not None:
+            log.info("session %s has another owner now", key)
+            self._owned.forget(key)
             self._lose(session)
 
     def _lose(self, session: Session) -> None:
@@ -613,3 +666,8 @@ class SessionKeeper:
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
+
+
+def _exists(opened: Opened) -> bool:
+    """Whether anything is there; what was deleted, or never began, is not."""
+    return bool(opened.images) or bool(living(opened.records))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ from deployment.replica_calls import Replicas
 from deployment.session_api import located
 from deployment.turn_desk import not_kept
 from deployment.turns import seed_of
-from deployment.wire import Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
 GIVE_UP_SECONDS = 60.0
 """How long a turn is looked for that no replica tells anything of."""
@@ -36,18 +36,27 @@ Events = AsyncGenerator[Told, None]
 
 @dataclass
 class _Reader:
-    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `replica`: who told the
-    last of it; `owner`: who was said to tell the rest."""
+    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
+    are over; `replica`: who told the last of it; `sent_to`: who should be asked next, by the word of the one that was
+    asked before."""
 
     after: str | None = None
     replica: str | None = None
-    owner: str | None = None
     began: bool = False
+    closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
+    sent_to: NotHere | None = None
+
+    def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
+        sent, self.sent_to = self.sent_to, None
+        if sent is None or sent.owner is None:
+            return Route(affinity, owner, placement)
+        return Route(affinity, sent.owner, placement, sent_on=sent.full)
 
     def take(self, told: Told) -> bool:
-        """Whether the event is to be passed on: a turn's first one comes again with every new source."""
+        """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
+        without a log all that was told before."""
         self.heard = time.monotonic()
         if isinstance(told.event, Opened):
             self.replica = told.event.replica
@@ -55,8 +64,15 @@ class _Reader:
                 return False
             self.began = True
         elif isinstance(told.event, Delta):
+            rounds = self.rounds.setdefault(told.event.choice, [])
+            if told.event.position <= _published(rounds):
+                return False  # who goes on tells what was told before
             self.after = told.id
-            self.rounds.setdefault(told.event.choice, []).extend(told.event.rounds)
+            rounds.extend(told.event.rounds)
+        elif isinstance(told.event, Closed):
+            if told.event.choice in self.closed:
+                return False  # it ended before the replica that ran the others was lost
+            self.closed.add(told.event.choice)
         return True
 
     @property
@@ -93,7 +109,7 @@ class LastingStream:
                 if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
                     yield _lost()
                     return
-                if reader.owner is None:
+                if reader.sent_to is None:
                     await asyncio.sleep(AGAIN_SECONDS)
 
     async def followed(
@@ -102,13 +118,13 @@ class LastingStream:
         """A session's turn, running or over: its first event, and all after `after`."""
         reader = _Reader(after=str(after) if after else None) if reader is None else reader
         while True:
-            if reader.owner is not None:
-                route, reader.owner = Route(str(key), reader.owner), None
+            if reader.sent_to is not None and reader.sent_to.owner is not None:
+                route = reader.route(str(key), None, None)
             else:
                 placement = placement or await located(self._cluster, key)
                 if placement is None:
                     raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
-                route = Route(str(key), placement.owner, placement)
+                route = reader.route(str(key), placement.owner, placement)
             try:
                 async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
@@ -119,13 +135,12 @@ class LastingStream:
                     yield _lost()
                     return
             placement = None
-            if reader.owner is None:
+            if reader.sent_to is None:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
-        route = Route(str(key), reader.owner or (placement.owner if placement else None), placement)
-        reader.owner = None
+        route = reader.route(str(key), placement.owner if placement else None, placement)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
@@ -133,11 +148,9 @@ class LastingStream:
     async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
-        turn = replace(turn, resumed=rounds)
-        known = sum(len(one.token_ids) for choice in rounds for one in choice)
-        route = Route(_affinity(turn))
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
-            async for told in _after(events, rounds) if known else events:
+        route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
+        async with aclosing(self._told(route, reader, "take_turn", replace(turn, resumed=rounds))) as events:
+            async for told in events:
                 yield told
 
     async def _told(self, route: Route, reader: _Reader, method: str, *args: object) -> Events:
@@ -150,9 +163,10 @@ class LastingStream:
                     if isinstance(answer, Elsewhere):
                         where = answer
                     elif isinstance(answer, NotHere):
+                        reader.sent_to = answer
                         raise _Lost
                     elif isinstance(answer.event, Moved):
-                        reader.owner = answer.event.owner
+                        reader.sent_to = NotHere("", answer.event.owner)
                         raise _Lost
                     elif reader.take(answer):
                         yield answer
@@ -184,17 +198,7 @@ class _Lost(Exception):
     """The rest of the turn is to be had elsewhere."""
 
 
-async def _after(events: Events, rounds: tuple[tuple[Round, ...], ...]) -> Events:
-    """Without what is told again of these rounds."""
-    published = {number: _published(choice) for number, choice in enumerate(rounds)}
-    async for told in events:
-        delta = told.event
-        if isinstance(delta, Delta) and delta.position <= published.get(delta.choice, 0):
-            continue
-        yield told
-
-
-def _published(rounds: tuple[Round, ...]) -> int:
+def _published(rounds: Sequence[Round]) -> int:
     """The ledger position after the last id that was published with these rounds; 0: none was."""
     if not rounds:
         return 0

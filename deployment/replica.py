@@ -17,8 +17,10 @@ import ray
 from ray import serve
 
 from deployment.arrivals import Arrivals
+from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
+from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
@@ -29,10 +31,10 @@ from deployment.event_ids import EventId
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
 from deployment.moving import ToDestination, Welcome
-from deployment.ownership.messages import Moved as ProtocolMoved
-from deployment.ownership.messages import Offer
+from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
+from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
 from deployment.turn_desk import TurnDesk
@@ -49,11 +51,15 @@ from deployment.wire import (
     SessionInfo,
     Told,
     TurnAnswer,
+    TurnEvent,
     TurnRequest,
 )
 
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
+
+STAY_SECONDS = 10.0
+"""How long a session stays at least before it is moved again for want of room."""
 
 log = logging.getLogger("ray.serve")
 
@@ -62,7 +68,7 @@ T = TypeVar("T")
 
 # Each generator closes the one that it reads: a reader who leaves must be known to have left at once.
 async def _told(
-    get: Callable[[], Awaitable[HeldTurn | Elsewhere]], after: EventId | None
+    get: Callable[[], Awaitable[HeldTurn | Elsewhere | NotHere]], after: EventId | None
 ) -> AsyncGenerator[TurnAnswer, None]:
     """Refusals are values, so that no traceback is a user's."""
     try:
@@ -76,7 +82,7 @@ async def _told(
     except EngineError as error:
         yield Told("", of_engine(error.code, error.message, error.param))
         return
-    if isinstance(found, Elsewhere):
+    if isinstance(found, Elsewhere | NotHere):
         yield found
         return
     async with aclosing(_events(found, after)) as events:
@@ -93,6 +99,12 @@ async def _events(turn: HeldTurn, after: EventId | None) -> AsyncGenerator[TurnA
         yield Told("", error.refused)
 
 
+def _is_full(event: TurnEvent) -> bool:
+    """Whether a turn was refused for want of room. Where a limit of its own was in the way, the refusal names it."""
+    full = (engine_errors.OVERLOADED, engine_errors.QUEUE_TIMEOUT)
+    return isinstance(event, Refused) and event.code in full and event.param is None
+
+
 class EngineReplica:
     """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
 
@@ -104,14 +116,16 @@ class EngineReplica:
         self._cluster = Cluster(context.app_name, args.durable)
         store = start_host_store(context.app_name, args.host_store_bytes)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
-        self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
-        transport = RayTransport(self._cluster, context.app_name, self._id, self._tell_peer)
+        self._turns = TurnTable()
+        transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
         durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
+        self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
         self._arrivals = Arrivals(self._service, self._cluster.node, self._service.options.staged_seconds)
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
-        self._turns = TurnTable()
+        self._drainer = Drainer(self._keeper)
+        self._lanes = args.lanes
         self._desk = TurnDesk(
             self._id,
             self._model,
@@ -128,19 +142,36 @@ class EngineReplica:
         """The constructor has no event loop; every call comes through here or through `check_health`."""
         if not self._started:
             self._started = True
-            self._keeper.start(self._desk.resume)
+            self._keeper.start(self._desk.resume, self._drainer.told)
 
     async def check_health(self) -> None:
         self._start()
         await self._service.call(Inspect(secrets.token_hex(8)))
 
     async def __del__(self) -> None:
-        # Serve calls this for a replica whose constructor failed, too.
+        # Serve calls this for a replica whose constructor failed, too; for others once no request runs here any more.
+        if getattr(self, "_started", False):
+            await self._leave()
         if getattr(self, "_keeper", None) is not None:
             self._keeper.close()
         service: EngineService | None = getattr(self, "_service", None)
         if service is not None:
             service.close()
+
+    async def _leave(self) -> None:
+        """Gives all sessions away, if there is anybody to take them. Serve's graceful_shutdown_timeout_s bounds it."""
+        to = await self._cluster.staying(beside=self._id)
+        if to:
+            self._drainer.told(Drain(to))
+            await self._drainer.empty()
+
+    def _load(self) -> Load:
+        wanted = self._turns.lanes_wanted
+        return Load(max(0, self._lanes - wanted), max(0, wanted - self._lanes))
+
+    async def record_routing_stats(self) -> dict[str, int]:
+        """For the routers, which Serve gives it to."""
+        return {LANES_FREE: self._load().lanes_free}
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -148,9 +179,40 @@ class EngineReplica:
         """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
         is the last choice's Closed, or a Refused."""
         self._start()
-        async with aclosing(_told(lambda: self._desk.take(route, request), None)) as answers:
+        async with aclosing(_told(lambda: self._take(route, request), None)) as answers:
             async for answer in answers:
-                yield answer
+                full = isinstance(answer, Told) and _is_full(answer.event)
+                yield (await self._make_way(route, request) or answer) if full else answer
+
+    async def _take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere | NotHere:
+        to = await self._sent_on(route, request)
+        return await self._desk.take(route, request) if to is None else NotHere(self._id, to)
+
+    async def _sent_on(self, route: Route, request: TurnRequest) -> str | None:
+        """Who takes the turn instead of this replica, which is about to go."""
+        if request.key is not None:
+            return await self._drainer.sent_on(request.key)
+        known = self._turns.repeated(request) is not None
+        return None if known else self._drainer.destination(route.affinity)
+
+    async def _make_way(self, route: Route, request: TurnRequest) -> NotHere | None:
+        """Where a turn begins at once that is refused here for want of room. Its session goes there with its state.
+        None: nowhere, or it has come from elsewhere just now, since a session that is sent to and fro gains nothing."""
+        if request.key is None and request.idempotency_key is not None:
+            return None  # a retry with this key comes here, and must find its turn
+        session = self._keeper.held(request.key) if request.key is not None else None
+        if route.sent_on or (session is not None and time.monotonic() - session.arrived < STAY_SECONDS):
+            return None
+        to = await self._cluster.with_room(beside=self._id)
+        if to is None:
+            return None
+        if session is not None:
+            try:
+                if not session.free or not await self._keeper.move(session, to):
+                    return None
+            except RequestError:  # it is being moved already
+                return None
+        return NotHere(self._id, to, full=True)
 
     async def follow_turn(
         self, route: Route, key: SessionKey, turn: str, after: EventId | None
@@ -194,15 +256,6 @@ class EngineReplica:
     async def _move(self, route: Route, key: SessionKey, destination: str) -> Movement | None:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         return await self._keeper.move(session, destination)
-
-    async def told(self, route: Route, message: Offer | ProtocolMoved) -> None:
-        """Another replica's word about a session."""
-        if route.replica == self._id:
-            self._start()
-            self._keeper.told(message)
-
-    async def _tell_peer(self, replica: str, message: Offer | ProtocolMoved) -> None:
-        await self._peers.told.remote(Route(str(message.key), replica), message)
 
     async def receive(self, route: Route, message: ToDestination) -> Welcome | NotHere | Refused:
         """A part of a session that another replica may give to this one."""
@@ -285,14 +338,8 @@ class EngineReplica:
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        if session.moving:
-            raise session_busy(session.key.session, "it is being moved")
-        if session.running is not None:
-            session.running.cancel()
-            await session.running.ended()
+        await self._keeper.delete(session, time.time())
         self._turns.forget(key)
-        if self._keeper.held(key) is session:  # a first turn that left nothing took its session along
-            await self._keeper.delete(session, time.time())
         return True
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:

@@ -60,9 +60,10 @@ class RunningTurn:
         done: Callable[[], None],
         turn_log: TurnLog | None = None,
         course: Course | None = None,
+        over: Finished | None = None,
     ) -> None:
         """`stream`: that of all choices of the request. `done` is called when this one is over. `course`: how it went
-        before, elsewhere."""
+        before, elsewhere. `over`: how it ended there, so that it is only told."""
         self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
@@ -75,6 +76,8 @@ class RunningTurn:
         self._stream = stream
         self._log: TurnLog = NoLog() if turn_log is None else turn_log
         self._course = Course() if course is None else course
+        self._over = over
+        self._cancelled = self._gone = False
         self._untold: list[Round] = []
         self._published = 0
         self._text = TurnText(service.tokenizer, prompt.opener)
@@ -83,14 +86,13 @@ class RunningTurn:
         self._start_copy: asyncio.Task[None] | None = None
         self._done = done
         self._elsewhere: asyncio.Future[Moved | None] | None = None
-        self._cancelled = False
         self._suspended = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     def cancel(self) -> None:
         """Ends the turn at its next commit boundary; one that is suspended, once it goes on here."""
         self._cancelled = True
-        if not self._task.done():
+        if not self._task.done() and self._over is None:
             self._service.send(Cancel(self._submit.turn))
 
     async def ended(self) -> None:
@@ -120,7 +122,8 @@ class RunningTurn:
             self._elsewhere.set_result(elsewhere)
 
     def moved(self) -> None:
-        """The session has another owner: nothing that comes now may be told."""
+        """The session has another owner: nothing that comes now may be logged or told."""
+        self._gone = True
         self.go_on(elsewhere=Moved())
         self.cancel()
 
@@ -129,12 +132,14 @@ class RunningTurn:
     async def _run(self) -> None:
         last = await self._last_event()
         # Before anybody hears of the end, since the next turn may follow at once.
-        if self._session is not None:
+        if self._session is not None and self._over is None:
             self._session.running = None
         self._stream.publish(last)
         self._done()
 
     async def _last_event(self) -> TurnEvent:
+        if self._over is not None:
+            return self._retold(self._over)
         try:
             while (last := await self._pump()) is None:
                 self._suspended.set()
@@ -161,11 +166,13 @@ class RunningTurn:
         if self._course.rounds:
             submit = replace(submit, resumed=self._course.resumed)
         async for event in self._service.turn(submit):
+            if self._gone:
+                return Moved()
             match event:
                 case Started():
-                    self._begin(event)
-                    if self._cancelled:  # while it was suspended, when the engine did not know it
+                    if self._cancelled:  # before the engine knew the turn, or while it was suspended
                         self.cancel()
+                    self._begin(event)
                 case Round():
                     self._course.rounds.append(event)
                     self._untold.append(event)
@@ -208,7 +215,14 @@ class RunningTurn:
         for rounds, published in self._course.told():
             self._untold = list(rounds)
             new = slice(self._published, published)
-            self._tell(ids[new], logprobs[new], 0)
+            whole = self._over is not None and published == len(self._over.token_ids)
+            self._tell(ids[new], logprobs[new], self._over.text_cut if self._over is not None and whole else 0)
+
+    def _retold(self, over: Finished) -> TurnEvent:
+        self._begin_again()
+        if over.finish_reason == "failed":
+            return Refused(500, engine_errors.INTERNAL_ERROR, "the turn failed; the log of its server says why")
+        return self._closed(over, self._text.flush())
 
     def _tell(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], text_cut: int) -> None:
         reasoning, content = self._text.push(token_ids, text_cut)
@@ -228,9 +242,8 @@ class RunningTurn:
             self._start_copy = asyncio.create_task(self._copy(session))
 
     async def _copy(self, session: Session) -> None:
-        since = self._log.since if isinstance(self._log, SessionTurnLog) else None
         try:
-            await self._keeper.copy(session, since)
+            await self._keeper.copy(session)
         except (RequestError, EngineError) as error:
             log.warning("no image on the way of turn %s: %s", self._submit.turn, error)
 
@@ -259,9 +272,14 @@ class RunningTurn:
             await self._keeper.abandon(session)
 
     async def _finish(self, finished: Finished) -> Closed:
-        reasoning, content = self._text.flush()
+        rest = self._text.flush()
         if self._session is not None:
             await self._settle(self._session, finished)
+        return self._closed(finished, rest)
+
+    def _closed(self, finished: Finished, rest: tuple[str, str]) -> Closed:
+        """`rest`: reasoning and content that wait for the end."""
+        reasoning, content = rest
         facts = self._facts(self._started, finished.frontier) if self._started else None
         return Closed(
             finish_reason=finished.finish_reason,

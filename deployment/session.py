@@ -20,10 +20,13 @@ class Session:
     """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
-    that a user wrote. `order`: the log's last record that this says.
+    that a user wrote. `order`: the log's last record that this says; `since`: the one
+    where its newest turn began, from which on the log is kept beside the image, so that who takes over can tell that
+    turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has. `came`: where its state was when this replica became the owner.
+    newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
+    monotonic clock. `image`: the log's record as of which the newest image is.
     """
 
     key: SessionKey
@@ -34,12 +37,15 @@ class Session:
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
+    since: int = 0
     foreign: Foreign | None = None
     running: HeldTurn | None = None
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
     moving: bool = False
     came: Hit = "device"
+    image: int = -1
+    arrived: float = float("-inf")
 
     @property
     def free(self) -> bool:

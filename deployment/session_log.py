@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from deployment.engine.messages import Finished, Grammar, Resumed, Round
+from deployment.ownership.log import Deleted, Record, TurnBegan, TurnEnded
 from deployment.ownership.log import Round as LoggedRound
-from deployment.ownership.log import TurnBegan, TurnEnded
 from deployment.ownership.log_format import decode
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.turn_records import canonical_request, request_sha256
@@ -84,7 +84,7 @@ class LoggedTurn:
             prompt_tokens=len(self.began.prompt_ids),
             frontier=max(0, len(self.began.prompt_ids) + len(ids) - 1) if ids else 0,
             rounds=rounds,
-            acceptance_length=(ended.published - 1) / len(rounds) if rounds else 0.0,
+            acceptance_length=max(0, ended.published - 1) / len(rounds) if rounds else 0.0,
             seconds=0.0,
             stop_string=ended.stop_string,
             text_cut=ended.text_cut,
@@ -92,12 +92,12 @@ class LoggedTurn:
         )
 
 
-def logged_turns(records: Iterable[bytes]) -> list[LoggedTurn]:
+def logged_turns(records: Iterable[Record]) -> list[LoggedTurn]:
     """The turns that these records of one session tell whole, in their order. Rounds of one whose beginning is not
     among them belong to an image that has the turn."""
     turns: dict[str, LoggedTurn] = {}
-    for data in records:
-        match decode(data):
+    for record in records:
+        match record:
             case TurnBegan() as began:
                 turns[began.turn] = LoggedTurn(began)
             case LoggedRound(turn=turn) as one if turn in turns:
@@ -109,6 +109,17 @@ def logged_turns(records: Iterable[bytes]) -> list[LoggedTurn]:
             case _:
                 pass
     return list(turns.values())
+
+
+def living(records: Iterable[bytes]) -> list[Record]:
+    """What a log says of the session that is there now: nothing of one of the same name that was deleted before."""
+    said: list[Record] = []
+    for data in records:
+        record = decode(data)
+        said.append(record)
+        if isinstance(record, Deleted):
+            said.clear()
+    return said
 
 
 def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float) -> TurnBegan:

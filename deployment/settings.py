@@ -25,6 +25,7 @@ class AppArgs(BaseModel):
     `durable_bytes`, its budget.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
+    `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -63,6 +64,7 @@ class AppArgs(BaseModel):
     own_process: bool | None = None
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
+    stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)

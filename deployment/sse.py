@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from deployment.answer import AnswerFormat
+from deployment.departure import REPLACED, Departing
 from deployment.errors import Refused
 from deployment.event_ids import EventId, digest_of
 from deployment.wire import Closed, Delta, Told
@@ -23,21 +24,31 @@ def event(document: dict[str, Any], place: str) -> str:
     return f"id: {place}\ndata: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
+def resume(session: str, turn: str, after: str) -> str:
+    """The last word of a connection that ends before its turn."""
+    return "event: resume\n" + event({"session": session, "turn": turn, "after": after}, after)
+
+
 async def chunks(
-    shown: AnswerFormat, events: AsyncGenerator[Told, None], *, from_start: bool, with_usage: bool
+    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, from_start: bool, with_usage: bool
 ) -> AsyncGenerator[str, None]:
     """`events` come after the turn's first one. Not `from_start`: the reader has had the beginning before. An error is
-    the last event of the stream, since the status line has been sent."""
+    the last event of the stream, since the status line has been sent; so is `resume`, which says where a session's turn
+    is to be followed from now on."""
     opened = shown.answer.opened
     closed: list[Closed] = []
-    last = ""
+    last = str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None))
     async with aclosing(events):
         if from_start:
             for choice, document in enumerate(shown.first()):
                 named = choice if opened.choices > 1 else None
                 yield event(document, str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))
         async for told in events:
-            last = told.id
+            if isinstance(told, Departing):
+                session = opened.session
+                yield event(REPLACED.body, last) if session is None else resume(session.id, opened.turn, last)
+                return
+            last = told.id or last  # a refusal by the ingress itself leads to no place
             match told.event:
                 case Delta() as delta:
                     document = shown.delta(delta)
@@ -47,7 +58,7 @@ async def chunks(
                     closed.append(one)
                     yield event(shown.last(one), told.id)
                 case Refused() as refused:
-                    yield event(refused.body, told.id)
+                    yield event(refused.body, last)
                     return
         if with_usage:
             yield event(shown.usage_chunk(closed), last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -12,9 +12,10 @@ from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat
+from deployment.departure import REPLACED, Departing, Departure
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
-from deployment.lasting_stream import Events, LastingStream
+from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.refusal import refusal
@@ -27,12 +28,14 @@ from deployment.wire import Opened, Told, TurnRequest
 _NO_TEXT = Refused(500, "internal_error", "the turn ended before it began")
 
 Format = Callable[[Opened], AnswerFormat]
+Bounded = AsyncGenerator[Told | Departing, None]
 
 
 class TurnApi:
-    def __init__(self, replicas: Replicas, cluster: Cluster, model: str) -> None:
+    def __init__(self, replicas: Replicas, cluster: Cluster, model: str, departure: Departure) -> None:
         self._stream = LastingStream(replicas, cluster)
         self._model = model
+        self._departure = departure
 
     async def chat(self, request: Request) -> Response:
         document = await document_of(request)
@@ -56,18 +59,21 @@ class TurnApi:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        return await _answer(events, ChatFormat, True, with_usage, after is None)
+        return await _answer(self._departure.bounded(events), ChatFormat, True, with_usage, after is None)
 
     async def _take(self, body: GenerationBody, turn: TurnRequest, shown: Format) -> Response:
         if body.model is not None and body.model != self._model:
             message = f"model: {body.model!r} is not served; {self._model!r} is"
             raise RequestError(404, "model_not_found", message, "model")
-        return await _answer(self._stream.taken(turn), shown, body.stream, body.with_usage, True)
+        events = self._departure.bounded(self._stream.taken(turn))
+        return await _answer(events, shown, body.stream, body.with_usage, True)
 
 
-async def _answer(events: Events, shown: Format, stream: bool, with_usage: bool, from_start: bool) -> Response:
+async def _answer(events: Bounded, shown: Format, stream: bool, with_usage: bool, from_start: bool) -> Response:
     """The first event is awaited before anything is sent, so that a refusal keeps its status."""
     first = await anext(events, Told("", _NO_TEXT))
+    if isinstance(first, Departing):
+        return refusal(REPLACED)
     if not isinstance(first.event, Opened):
         await events.aclose()
         return refusal(first.event if isinstance(first.event, Refused) else _NO_TEXT)
@@ -79,6 +85,8 @@ async def _answer(events: Events, shown: Format, stream: bool, with_usage: bool,
     choices = Choices(first.event.choices)
     async with aclosing(events):
         async for told in events:
+            if isinstance(told, Departing):
+                return refusal(REPLACED)
             if isinstance(told.event, Refused):
                 return refusal(told.event)
             choices.take(told.event)

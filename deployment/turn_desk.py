@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from deployment.cluster.owned_sessions import NotOwned
-from deployment.engine.messages import Sampling, Submit
+from deployment.engine.messages import Finished, Sampling, Submit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, session_busy, session_unavailable
 from deployment.held_turn import HeldTurn, Later
@@ -29,6 +29,7 @@ from deployment.turn_stream import TurnStream
 from deployment.turn_table import TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest
+from state.errors import FormatError
 from state.session_record import TurnRecord
 
 
@@ -75,7 +76,7 @@ class TurnDesk:
             return held
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         held = self._table.find(turn, key)  # a session that was taken over just now brings its running turn along
-        if held is not None:
+        if held is not None and self._is_its_sessions(held):
             return held
         record = next((record for record in session.turns if record.id == turn), None)
         if record is None:
@@ -93,12 +94,12 @@ class TurnDesk:
 
     def _recorded(self, key: SessionKey, record: TurnRecord) -> HeldTurn | Elsewhere:
         """The turn of a record, or who has it. RequestError (410) if nobody does any more."""
-        if record.replica != self._replica:
-            return Elsewhere(record.replica, record.id)
         held = self._table.find(record.id, key)
-        if held is None:
+        if held is not None:
+            return held
+        if record.replica == self._replica:
             raise not_kept(record.id)
-        return held
+        return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         if request.mode != "append":
@@ -132,7 +133,9 @@ class TurnDesk:
                 anew=request.mode == "history",
                 accept_durable=request.accept_durable,
             )
-            if (held := self._table.find(request.turn, request.key)) is not None:
+            # A session that was taken over just now brings its turn along, which may be this one, asked for again.
+            held = self._table.find(request.turn, request.key) or self._table.repeated(request)
+            if held is not None and self._is_its_sessions(held):
                 return held
             if (known := self._recorded_key(session, request)) is not None:
                 return known
@@ -146,11 +149,12 @@ class TurnDesk:
                 return session
 
     def _recorded_key(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
-        """The turn with the request's key, by the session's records."""
-        if request.idempotency_key is None:
-            return None
+        """The turn with the request's key, by the session's records; or the turn itself, whose ingress has not heard
+        that it began before its replica died."""
         for record in reversed(session.turns):
-            if record.idempotency_key == request.idempotency_key:
+            if record.id == request.turn:
+                return self._recorded(session.key, record)
+            if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
                 check_same(request, record.request_sha256, session.key, record.id)
                 return self._recorded(session.key, record)
         return None
@@ -168,24 +172,30 @@ class TurnDesk:
         session: Session | None,
         engine_id: str | None = None,
     ) -> HeldTurn:
-        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError
-        (503) if its session is another replica's by now."""
+        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
+        503 if its session is another replica's by now, 400 for what no log can hold."""
         seed = seed_of(request.seed)
         turn_log: TurnLog | None = None
         if session is not None:
             try:
-                turn_log = SessionTurnLog.begin(self._keeper, session.key, request, prompt, seed)
+                turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
             except NotOwned as error:
                 raise session_unavailable(session.key.session, str(error)) from None
+            except FormatError as error:
+                raise invalid(f"the request cannot be kept in its session's log: {error}") from None
         submit = self._submit(request, prompt, engine_id, seed)
         return self._hold(request, prompt, session, submit, turn_log, courses_of(request.resumed))
 
     def resume(self, session: Session, logged: LoggedTurn) -> None:
-        """A turn that its session's log tells, and whose end it does not."""
-        request, prompt, began = logged.request(session.key), logged.prompt, logged.began
-        turn_log = SessionTurnLog(self._keeper, session.key, request.turn, began.order.sequence)
+        """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
+        first token leaves nothing to be told."""
+        request, prompt, began, over = logged.request(session.key), logged.prompt, logged.began, logged.finished()
+        turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, session.engine_id, began.seed)
-        self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
+        if over is None:
+            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
+        elif over.token_ids and self._table.find(request.turn, session.key) is None:
+            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)], over)
 
     def _hold(
         self,
@@ -195,6 +205,7 @@ class TurnDesk:
         submit: Submit,
         turn_log: TurnLog | None,
         courses: Sequence[Course],
+        over: Finished | None = None,
     ) -> HeldTurn:
         tokenizer = self._service.tokenizer
         stream = TurnStream(request.turn, request.n, len(prompt.ids), lambda: TurnText(tokenizer, prompt.opener))
@@ -203,11 +214,11 @@ class TurnDesk:
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                lambda: self._ended(held), turn_log, course,
+                lambda: self._ended(held), turn_log, course, over,
             )
             for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
-        if session is not None:
+        if session is not None and over is None:
             session.running = held
             self._keeper.turn_began(session)
         self._table.add(held)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from deployment.engine.messages import Finished, Round
 from deployment.keeper import SessionKeeper
-from deployment.ownership.words import SessionKey
+from deployment.session import Session
 from deployment.session_log import began_record, ended_record, round_record
 from deployment.turns import Prompt
 from deployment.wire import TurnRequest
@@ -43,22 +43,22 @@ class NoLog:
 
 
 class SessionTurnLog:
-    """Of a session's turn, which has one choice. `since` is the sequence of the record of its beginning."""
+    """Of a session's turn, which has one choice."""
 
-    def __init__(self, keeper: SessionKeeper, key: SessionKey, turn: str, since: int) -> None:
+    def __init__(self, keeper: SessionKeeper, session: Session, turn: str, since: int) -> None:
+        """`since`: the sequence of the record of its beginning."""
         self._keeper = keeper
-        self._key = key
+        self._key = session.key
         self._turn = turn
-        self._last = since
-        self.since = since
+        self._last = session.since = since
 
     @classmethod
     def begin(
-        cls, keeper: SessionKeeper, key: SessionKey, request: TurnRequest, prompt: Prompt, seed: int
+        cls, keeper: SessionKeeper, session: Session, request: TurnRequest, prompt: Prompt, seed: int
     ) -> SessionTurnLog:
         """Writes the turn's beginning. Raises `NotOwned`."""
-        since = keeper.append(key, [began_record(request, prompt, seed, time.time())])
-        return cls(keeper, key, request.turn, since)
+        since = keeper.append(session.key, [began_record(request, prompt, seed, time.time())])
+        return cls(keeper, session, request.turn, since)
 
     def round(self, one: Round) -> None:
         self._last = self._keeper.append(self._key, [round_record(one, self._turn, 0)])

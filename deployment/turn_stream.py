@@ -54,9 +54,10 @@ class TurnStream:
 
     @property
     def weight(self) -> int:
-        """What is kept, counted in token ids and log-probabilities."""
+        """What is kept, counted in log-probabilities and token ids, those of the prompt too: its request is kept."""
         deltas = [told.event for told in self._told if isinstance(told.event, Delta)]
-        return sum(len(delta.token_ids) + sum(1 + len(fact.top) for fact in delta.logprobs) for delta in deltas)
+        facts = (fact for delta in deltas for fact in delta.logprobs)
+        return self.start + sum(len(delta.token_ids) for delta in deltas) + sum(1 + len(fact.top) for fact in facts)
 
     def publish(self, event: TurnEvent) -> None:
         if self.over or (isinstance(event, Opened) and self._told):

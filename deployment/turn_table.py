@@ -17,8 +17,9 @@ from deployment.wire import TurnRequest
 KEPT_SECONDS = 24 * 3600.0
 """How long a turn that is over can be read, and its idempotency key is known (decision 21)."""
 
-KEPT_WEIGHT = 1 << 18
-"""Token ids and log-probabilities of turns that are over: some hundred bytes each. Beyond it the oldest ones go."""
+KEPT_WEIGHT = 1 << 22
+"""Token ids, of prompts too, and log-probabilities of turns that are over: some hundred bytes each at most. Beyond it
+the oldest ones go."""
 
 REPEAT_SECONDS = 600.0
 """How long after a turn a request that says it is a retry, and has no key, is taken for the same one."""
@@ -40,6 +41,11 @@ class TurnTable:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def lanes_wanted(self) -> int:
+        """By all that run or wait."""
+        return sum(turn.request.n for turn in self._running.values())
+
     def add(self, turn: HeldTurn) -> None:
         self._running[turn.id] = turn
         if (key := _key(turn.request)) is not None:
@@ -48,8 +54,9 @@ class TurnTable:
     def ended(self, turn: HeldTurn) -> None:
         """Keeps a turn whose stream is over, unless nobody could ask for it, or it never began: a request that is
         refused may be tried again under its key."""
-        if self._running.pop(turn.id, None) is None:
-            return
+        if self._running.get(turn.id) is not turn:
+            return  # a turn that has come back has taken the place of what it was here before
+        del self._running[turn.id]
         if turn.stream.opened and turn.request.outlives_its_reader and not turn.stream.moved:
             turn.ended_at = self._clock()
             self._over[turn.id] = turn

@@ -18,12 +18,15 @@ class Route:
     """First argument of every call to a replica; the SessionRouter reads it.
 
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
-    `affinity` orders the rest.
+    `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
+    on once more. `firm`: what the affinity leads to is there already, however full the replica is.
     """
 
     affinity: str
     replica: str | None = None
     placement: Placed | None = None
+    sent_on: bool = False
+    firm: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,10 +206,12 @@ class ExportedSession:
 
 @dataclass(frozen=True)
 class NotHere:
-    """The replica that was asked does not hold the session. `owner`: who does, if it knows."""
+    """The replica that was asked does not hold the session, or serves nobody any more. `owner`: who does, if it knows.
+    `full`: it has no room, and the owner has."""
 
     replica: str
     owner: str | None = None
+    full: bool = False
 
 
 TurnAnswer = Told | Elsewhere | NotHere

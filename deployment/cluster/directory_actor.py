@@ -12,10 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from deployment.cluster.names import GcsValues
+from deployment.cluster.fleet import Fleet, Load
+from deployment.cluster.names import GcsValues, remove_other_versions, versioned
+from deployment.cluster.serve_states import STOPPING, ServeReplica, serve_replicas
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
+    Drain,
     Ends,
     Found,
     FromOwner,
@@ -24,6 +27,8 @@ from deployment.ownership.messages import (
     Join,
     Joined,
     Lost,
+    Moved,
+    Offer,
     Placed,
     Silent,
     Taken,
@@ -48,6 +53,8 @@ PROBE_SECONDS = 2.0
 SCAN_SECONDS = 5.0
 SWEEP_SECONDS = 3600.0
 
+Mail = Grant | Join | Offer | Moved | Drain
+
 log = logging.getLogger("ray.serve")
 
 
@@ -57,9 +64,14 @@ class Replica:
     def __init__(self, handle: Any, now: float) -> None:
         self.handle = handle
         self.renewed = now
-        self.mail: dict[tuple[type, SessionKey], Grant | Join] = {}
+        self.mail: dict[tuple[type, SessionKey | None], Mail] = {}
         self.has_mail = asyncio.Event()
         self.probe: asyncio.Task[None] | None = None
+
+    def tell(self, message: Mail) -> None:
+        """With the next answer to a renewal. What was said of the same thing before says nothing any more."""
+        self.mail[type(message), None if isinstance(message, Drain) else message.key] = message
+        self.has_mail.set()
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=10_000)  # pyright: ignore[reportCallIssue]
@@ -68,9 +80,13 @@ class DirectoryActor:
 
     def __init__(self, app: str, durable: str | None = None) -> None:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
+        self._app = app
         self._durable = durable
-        self._directory = Directory(Registry(GcsValues(), app), time.time(), time.monotonic())
+        self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
         self._replicas: dict[str, Replica] = {}
+        self._fleet = Fleet()
+        self._stopping: set[str] = set()
+        self._alone = False
         self._watching: asyncio.Task[None] | None = None
         # A constructor has no event loop, and after a restart nobody might call for long.
         ray.get_runtime_context().current_actor.watch.remote()
@@ -87,11 +103,14 @@ class DirectoryActor:
 
     # -------------------------------------------------------------------------------------------- replicas
 
-    async def renew(self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant]) -> list[Grant | Join]:
+    async def renew(
+        self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant], load: Load
+    ) -> list[Mail]:
         """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
         now = time.monotonic()
         known = self._replicas.setdefault(replica, Replica(handle, now))
         known.renewed = now
+        self._fleet.renewed(replica, load, now)
         self._directory.renew(replica, node, reports, now)
         self._reconcile()
         if not known.mail:
@@ -107,7 +126,8 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
         now = time.monotonic()
         for message in messages:
             match message:
@@ -120,6 +140,13 @@ class DirectoryActor:
                 case Joined():
                     self._directory.joined(message, now)
         self._reconcile()
+        return True
+
+    async def relay(self, replica: str, message: Offer | Moved) -> None:
+        """One replica's word to another one, which may be beyond Serve's reach because it is about to go."""
+        known = self._replicas.get(replica)
+        if known is not None:
+            known.tell(message)
 
     async def suspect(self, replica: str) -> bool:
         """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""
@@ -137,19 +164,31 @@ class DirectoryActor:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return self._directory.sessions(tenant, time.monotonic())
 
+    async def staying(self, beside: str) -> tuple[str, ...]:
+        """Replicas that may be given sessions, but for `beside`."""
+        return self._fleet.staying(time.monotonic(), beside)
+
+    async def with_room(self, beside: str) -> str | None:
+        """A replica, other than `beside`, where a turn would begin at once."""
+        return self._fleet.with_room(beside, time.monotonic())
+
+    async def is_stopping(self, replica: str) -> bool:
+        """Whether Serve is ending a replica of the application, an ingress included."""
+        return replica in self._stopping
+
     # -------------------------------------------------------------------------------------------- watching
 
     def _reconcile(self) -> None:
         for replica, message in self._directory.reconcile(time.monotonic()):
             known = self._replicas.get(replica)
             if known is not None:
-                known.mail[type(message), message.key] = message
-                known.has_mail.set()
+                known.tell(message)
 
     async def watch(self) -> None:
         if self._watching is None:
             self._watching = asyncio.create_task(self._keep_watching())
             self._scanning = asyncio.create_task(self._scan_durable())
+            self._looking = asyncio.create_task(self._keep_looking_at_serve())
 
     async def _scan_durable(self) -> None:
         """Which sessions the durable tier has, once; and now and then what nothing needs there any more goes."""
@@ -188,12 +227,40 @@ class DirectoryActor:
                 known.probe = asyncio.create_task(self._probe(replica, known))
         self._reconcile()
 
+    async def _keep_looking_at_serve(self) -> None:
+        while True:
+            try:
+                await self._look_at_serve()
+            except Exception:  # the next look may see more
+                log.exception("the directory could not look after the application's replicas")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _look_at_serve(self) -> None:
+        replicas = await serve_replicas(self._app)
+        if replicas is None:
+            return
+        self._stopping = {one.replica for one in replicas if one.state == STOPPING}
+        self._fleet.leave([one.replica for one in replicas if one.leaving])
+        for replica, drain in self._fleet.drains(time.monotonic()):
+            self._replicas[replica].tell(drain)
+        if not self._alone and self._all_are_ours(replicas):
+            self._alone = True
+            ended = await asyncio.to_thread(remove_other_versions, self._app)
+            if ended:
+                log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
+
+    def _all_are_ours(self, replicas: Sequence[ServeReplica]) -> bool:
+        """Whether all engines have renewed here. Those of another version renew with another directory."""
+        engines = {one.deployment for one in replicas if one.replica in self._replicas}
+        return bool(engines) and all(one.replica in self._replicas for one in replicas if one.deployment in engines)
+
     async def _probe(self, replica: str, known: Replica) -> None:
         """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""
         try:
             await asyncio.wait_for(known.handle.__ray_ready__.remote(), PROBE_SECONDS)
         except RayActorError:
             self._replicas.pop(replica, None)
+            self._fleet.gone(replica)
             self._directory.replica_exited(replica)
             self._reconcile()
         except TimeoutError:

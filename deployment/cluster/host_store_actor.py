@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name
+from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.store import KnownTurn, Store
@@ -41,11 +41,11 @@ class HostStoreActor:
         self._size = size
         self._shared_memory = directory
         self._node = ray.get_runtime_context().get_node_id()
-        self._registry = Registry(GcsValues(), app)
+        self._registry = Registry(GcsValues(), versioned(app))
         self._bringing: dict[tuple[SessionKey, Order], asyncio.Task[tuple[tuple[int, ...], bytes]]] = {}
         self._beating: asyncio.Task[None] | None = None
         sweep(directory, _live_arenas(app, self._node))
-        self._arena = open_arena(app, self._node, size, directory)
+        self._arena = open_arena(versioned(app), self._node, size, directory)
         self._store = self._opened()
         # A constructor has no event loop, and after a restart nobody might call for long.
         ray.get_runtime_context().current_actor.beat.remote()
@@ -76,6 +76,15 @@ class HostStoreActor:
         # A copy: what Ray still sends must not be a view of what the arena may free.
         return frontiers, len(document), np.frombuffer(document[offset : offset + PART_BYTES], np.uint8).copy()
 
+    async def end(self) -> None:
+        """Lets go of the arena, and of all that is in it: the application is taken down."""
+        if self._beating is not None:
+            self._beating.cancel()
+        self._arena.close()
+        arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
+
+    # An actor that was started again may not find itself under its new address at once.
+    @ray.method(max_task_retries=-1)
     async def beat(self) -> None:
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_beating())
@@ -126,8 +135,9 @@ class HostStoreActor:
         """What this arena holds was given up while nobody heard of it: it must never count again."""
         log.warning("store %s is void and begins again with a fresh arena", self._store.member)
         self._arena.close()
-        arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
-        self._arena = open_arena(self._app, self._node, self._size, self._shared_memory)
+        application = versioned(self._app)
+        arena_path(self._shared_memory, application, self._node).unlink(missing_ok=True)
+        self._arena = open_arena(application, self._node, self._size, self._shared_memory)
         self._store = self._opened()
 
     def _opened(self) -> Store:
@@ -161,4 +171,5 @@ def _live_arenas(app: str, node: str) -> set[tuple[str, str]]:
     """(application, node) of all host stores of this cluster."""
     actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     named = [actor["name"].split("/") for actor in actors if actor["namespace"] == NAMESPACE]
-    return {(parts[0], parts[3]) for parts in named if parts[2:3] == ["host-store"]} | {(app, node)}
+    stores = {(f"{parts[0]}/{parts[1]}", parts[3]) for parts in named if parts[2:3] == ["host-store"]}
+    return stores | {(versioned(app), node)}

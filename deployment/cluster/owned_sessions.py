@@ -12,13 +12,14 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from deployment.ownership.log import Numbered
 from deployment.ownership.messages import (
     Claim,
     Committed,
+    Drain,
     Fenced,
     FromDirectory,
     FromOwner,
@@ -31,6 +32,7 @@ from deployment.ownership.messages import (
     NoRoom,
     Offer,
     Opened,
+    Silent,
     Taken,
     ToReplica,
     ToStore,
@@ -40,6 +42,7 @@ from deployment.ownership.messages import (
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
 from deployment.ownership.words import Epoch, Member, Order, SessionKey
+from state.errors import FormatError, StateError
 
 TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
@@ -51,11 +54,13 @@ log = logging.getLogger("ray.serve")
 class Transport(Protocol):
     """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None: ...
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join | Offer | Moved | Drain] | None: ...
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None: ...
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """Whether the directory has heard it."""
+        ...
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None: ...
 
@@ -109,7 +114,8 @@ class _Owned:
 
 class OwnedSessions:
     """`fenced` is called when a session is lost to another owner while this replica believed to have it; `opened` when
-    one is open again under a new epoch; `no_room` when a store cannot take what it was given."""
+    one is open again under a new epoch; `no_room` when a store cannot take what it was given; `offered` when another
+    replica would give a session; `drain` when all are to go elsewhere."""
 
     def __init__(
         self,
@@ -120,6 +126,8 @@ class OwnedSessions:
         opened: Callable[[Opened], None],
         fenced: Callable[[SessionKey], None],
         no_room: Callable[[NoRoom], None],
+        offered: Callable[[Offer], None],
+        drain: Callable[[Drain], None],
     ) -> None:
         self._replica = replica
         self._node = node
@@ -127,9 +135,12 @@ class OwnedSessions:
         self._on_opened = opened
         self._on_fenced = fenced
         self._on_no_room = no_room
+        self._on_offered = offered
+        self._on_drain = drain
         self._owned: dict[SessionKey, _Owned] = {}
         self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
-        self._to_directory: list[FromOwner] = []
+        self._to_directory: dict[tuple[type, SessionKey, Member | None], FromOwner] = {}
+        self._heard = asyncio.Event()
         self._sending: set[Member | str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,8 +165,8 @@ class OwnedSessions:
 
     def members(self, key: SessionKey) -> tuple[Member, ...]:
         """The stores that hold its copies."""
-        grant = self._owned[key].owner.grant
-        return grant.members if grant is not None else ()
+        owned = self._owned.get(key)
+        return owned.owner.grant.members if owned is not None and owned.owner.grant is not None else ()
 
     async def take(
         self, key: SessionKey, *, given: Epoch | None = None, offered_by: str | None = None, anew: bool = False
@@ -171,7 +182,7 @@ class OwnedSessions:
                 claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
-                await owned.until(lambda: owned.opened is not None)
+                await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)
         except TimeoutError:
             self._forget_unopened(owned)
             raise NotNow(f"session {key}: its copies did not answer within {TAKE_SECONDS:.0f} s") from None
@@ -191,17 +202,22 @@ class OwnedSessions:
         if owned.opened is not opened or owned.owner.state is not State.OPEN:
             return False
         owned.owner.loaded()
+        owned.opened = replace(opened, records=(), images=())  # the replica has them now
         return True
 
     def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
         """Sends records to all copies, in this order, and returns the sequence of the last one: see `committed`.
 
-        Raises `NotOwned`.
+        Raises `NotOwned`, `FormatError` for a record that cannot be encoded.
         """
         owned = self._mine(key)
-        if owned.owner.state not in (State.OPEN, State.TAKING):
-            raise NotOwned(f"session {key}: it is {owned.owner.state.value}")
-        self._dispatch(owned, owned.owner.append(records, time.monotonic()))
+        try:
+            sends = owned.owner.append(records, time.monotonic())
+        except FormatError:
+            raise
+        except StateError as error:
+            raise NotOwned(str(error)) from None
+        self._dispatch(owned, sends)
         return owned.owner.last.sequence
 
     async def committed(self, key: SessionKey, sequence: int) -> None:
@@ -219,6 +235,11 @@ class OwnedSessions:
         """Waits until all copies hold the image that was published last, or until it is not this replica's to say."""
         owned = self._mine(key)
         await owned.until(lambda: owned.owner.published)
+
+    async def heard(self, key: SessionKey) -> None:
+        """Waits until the directory has heard all that there is to say of a session."""
+        while any(about == key for _, about, _ in self._to_directory):
+            await self._heard.wait()
 
     async def offered(self, key: SessionKey) -> bool:
         """Waits until it is known what became of an offer. Whether the session is another replica's now."""
@@ -241,13 +262,6 @@ class OwnedSessions:
     def forget(self, key: SessionKey) -> None:
         """The replica has no use for the session any more. It stays the owner for others until somebody claims it."""
         self._owned.pop(key, None)
-
-    # -------------------------------------------------------------------------------------------- what comes in
-
-    def moved(self, moved: Moved) -> None:
-        owned = self._owned.get(moved.key)
-        if owned is not None:
-            self._dispatch(owned, owned.owner.moved(moved))
 
     # -------------------------------------------------------------------------------------------- inside
 
@@ -289,7 +303,7 @@ class OwnedSessions:
                 case Peer(replica=replica):
                     self._spawn(self._transport.tell_peer(replica, send.message))  # pyright: ignore[reportArgumentType]
                 case _ if send.to == DIRECTORY:
-                    self._to_directory.append(send.message)  # pyright: ignore[reportArgumentType]
+                    self._tell(send.message)  # pyright: ignore[reportArgumentType]
                     self._pump(DIRECTORY)
                 case _:
                     assert send.to == HERE
@@ -322,16 +336,32 @@ class OwnedSessions:
 
     async def _send_all(self, to: Member | str) -> None:
         try:
-            while self._to_directory if to == DIRECTORY else self._to_stores.get(to):  # pyright: ignore
-                if isinstance(to, Member):
-                    messages = self._to_stores.pop(to)
+            if isinstance(to, Member):
+                while messages := self._to_stores.pop(to, None):
                     for answer in await self._transport.ask_store(to, messages) or ():
                         self._answered(answer)
-                else:
-                    told, self._to_directory = self._to_directory, []
-                    await self._transport.tell(told)
+            else:
+                await self._tell_all()
         finally:
             self._sending.discard(to)
+
+    def _tell(self, message: FromOwner) -> None:
+        """A later word of the same kind takes the place of one that the directory has not heard yet."""
+        about = message.member if isinstance(message, Silent) else None
+        self._to_directory[type(message), message.key, about] = message
+
+    async def _tell_all(self) -> None:
+        # Until it has heard it: nobody says again that a session was deleted, once this replica has forgotten it.
+        while self._to_directory:
+            told = dict(self._to_directory)
+            if not await self._transport.tell(list(told.values())):
+                await asyncio.sleep(TICK_SECONDS)
+                continue
+            for about, message in told.items():
+                if self._to_directory[about] is message:
+                    del self._to_directory[about]
+            heard, self._heard = self._heard, asyncio.Event()
+            heard.set()
 
     def _answered(self, answer: FromStore) -> None:
         owned = self._owned.get(answer.key)
@@ -350,15 +380,21 @@ class OwnedSessions:
             if messages is None:
                 await asyncio.sleep(max(0.0, 0.5 - (time.monotonic() - sent)))
 
-    def _directed(self, message: Grant | Join) -> None:
-        owned = self._owned.get(message.key)
-        if owned is None:
-            return
+    def _directed(self, message: Grant | Join | Offer | Moved | Drain) -> None:
         now = time.monotonic()
-        if isinstance(message, Grant):
-            self._dispatch(owned, owned.owner.granted(message, now))
-        else:
-            self._dispatch(owned, owned.owner.join(message, now))
+        match message:
+            case Drain():
+                self._on_drain(message)
+            case Offer():
+                self._on_offered(message)
+            case _ if (owned := self._owned.get(message.key)) is None:
+                pass
+            case Grant():
+                self._dispatch(owned, owned.owner.granted(message, now))
+            case Join():
+                self._dispatch(owned, owned.owner.join(message, now))
+            case Moved():
+                self._dispatch(owned, owned.owner.moved(message))
 
     async def _tick(self) -> None:
         while True:

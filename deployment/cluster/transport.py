@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor
+from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mail
+from deployment.cluster.fleet import Load
 from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
 from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
 from deployment.ownership.messages import (
@@ -23,7 +24,6 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
-    Join,
     Moved,
     Offer,
     Placed,
@@ -39,7 +39,6 @@ CALL_SECONDS = 4.0
 log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
-TellPeer = Callable[[str, Offer | Moved], Awaitable[None]]
 
 
 def start_directory(app: str, durable: str | None = None) -> Any:
@@ -84,6 +83,18 @@ class Cluster:
         """A call to a replica has failed: the directory finds out whether it is gone."""
         await self.answered(self.directory.suspect.remote(replica), "suspect")
 
+    async def staying(self, beside: str) -> tuple[str, ...]:
+        """Replicas that may be given sessions, but for `beside`; none while nobody knows."""
+        return await self.answered(self.directory.staying.remote(beside), "question for replicas that stay") or ()
+
+    async def with_room(self, beside: str) -> str | None:
+        """A replica, other than `beside`, where a turn would begin at once, if one is known."""
+        return await self.answered(self.directory.with_room.remote(beside), "question for a replica with room")
+
+    async def is_stopping(self, replica: str) -> bool:
+        """Whether Serve is known to be ending a replica."""
+        return bool(await self.answered(self.directory.is_stopping.remote(replica), "question for a replica's state"))
+
     async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
         """What a store holds of a session, oldest first; nothing if it does not answer."""
         try:
@@ -106,25 +117,25 @@ class Cluster:
 
 
 class RayTransport:
-    """See `Transport`. `tell_peer` reaches another replica."""
+    """See `Transport`. `load`: that of this replica now, for the directory."""
 
-    def __init__(self, cluster: Cluster, app: str, replica: str, tell_peer: TellPeer) -> None:
+    def __init__(self, cluster: Cluster, app: str, replica: str, load: Callable[[], Load]) -> None:
         self._cluster = cluster
         self._app = app
         self._replica = replica
-        self._tell_peer = tell_peer
+        self._load = load
         self._me = ray.get_runtime_context().current_actor
         self._stores: dict[str, Any] = {}
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
-        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports)
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
+        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports, self._load())
         return await self._cluster.answered(answer, "renewal")
 
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
 
-    async def tell(self, messages: Sequence[FromOwner]) -> None:
-        await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory")
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         try:
@@ -141,10 +152,8 @@ class RayTransport:
         return answers
 
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
-        try:
-            await asyncio.wait_for(self._tell_peer(replica, message), CALL_SECONDS)
-        except (RayError, TimeoutError) as error:
-            log.info("replica %s was not told of session %s: %r", replica, message.key, error)
+        what = f"word to replica {replica} of session {message.key}"
+        await self._cluster.answered(self._directory.relay.remote(replica, message), what)
 
     @property
     def _directory(self) -> Any:

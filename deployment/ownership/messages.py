@@ -320,6 +320,14 @@ class Placed:
     members: tuple[Member, ...]
 
 
+@dataclass(frozen=True)
+class Drain:
+    """The replica is about to go: its sessions should move to the replicas `to`, none of which is. Empty: there is
+    nobody yet."""
+
+    to: tuple[str, ...]
+
+
 FromOwner = Held | Silent | Found | Joined
 FromDirectory = Grant | Taken | Wait | Lost | Join
 

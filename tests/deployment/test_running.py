@@ -125,7 +125,7 @@ class Keeper:
         self.asked: list[str] = []
         self.fenced = fenced
 
-    async def copy(self, session: Session) -> None:
+    async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")
         if self.fenced:
             raise RequestError(409, "session_moved", "somebody else has it")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.completion_format import CompletionFormat
+from deployment.departure import REPLACED, Departing
 from deployment.errors import Refused
 from deployment.sse import KEEP_ALIVE, chunks, kept_alive
-from deployment.wire import Closed, Delta, Opened, TokenFact, Told, TurnEvent
+from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, Told, TurnEvent
 
 TURN = "f" * 32
 OPENED = Opened("r", "m", 7, 10, 4, None, TURN, created=3)
@@ -109,3 +111,27 @@ def test_a_silent_stream_is_kept_alive_by_comments_and_loses_nothing():
     parts, closed = asyncio.run(scenario())
     assert [part for part in parts if part != KEEP_ALIVE] == ["one", "two"] and parts[-1] == KEEP_ALIVE and closed
     assert KEEP_ALIVE.startswith(":") and KEEP_ALIVE.endswith("\n\n")
+
+
+def departed(opened: Opened) -> list[str]:
+    async def events() -> AsyncGenerator[Told | Departing, None]:
+        yield Told("id-1", EVENTS[0])
+        yield Departing()
+
+    async def collect() -> list[str]:
+        return [part async for part in chunks(ChatFormat(opened), events(), from_start=False, with_usage=True)]
+
+    return asyncio.run(collect())
+
+
+def test_a_connection_that_ends_before_its_turn_says_where_the_session_goes_on():
+    *_, last = departed(replace(OPENED, session=SessionFacts("s", "1.2", "none", 0, 10)))
+    name, place, data, *rest = last.split("\n")
+    assert (name, place, rest) == ("event: resume", "id: id-1", ["", ""])
+    assert json.loads(data.removeprefix("data: ")) == {"session": "s", "turn": TURN, "after": "id-1"}
+
+
+def test_a_connection_of_a_turn_that_nobody_can_follow_ends_with_an_error():
+    *_, last = departed(OPENED)
+    place, data, *_ = last.split("\n")
+    assert place == "id: id-1" and json.loads(data.removeprefix("data: ")) == REPLACED.body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +17,8 @@ from deployment.errors import RequestError
 from deployment.held_turn import HeldTurn
 from deployment.hinted_state import HintedState
 from deployment.keeper import SessionKeeper
-from deployment.ownership import Epoch, SessionKey
+from deployment.ownership.log import Numbered
+from deployment.ownership.words import Epoch, SessionKey
 from deployment.prompting import Prompter
 from deployment.session import Session
 from deployment.turn_desk import TurnDesk
@@ -78,8 +79,11 @@ class Keeper:
 
     def __init__(self) -> None:
         self.session = Session(KEY, Epoch(1, 1), created=True)
+        self.records: list[Numbered] = []
 
-    async def acquire(self, key: SessionKey, believed: Any, *, must_exist: bool) -> tuple[Session, str]:
+    async def acquire(
+        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool = False, accept_durable: bool = False
+    ) -> tuple[Session, str]:
         await asyncio.sleep(0)
         return self.session, "device"
 
@@ -91,9 +95,15 @@ class Keeper:
     def held(self, key: SessionKey) -> Session:
         return self.session
 
-    def check_found(self, session: Session) -> None: ...
+    def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
+        self.records.extend(records)
+        return len(self.records)
 
-    async def copy(self, session: Session) -> None: ...
+    async def committed(self, key: SessionKey, sequence: int) -> None: ...
+
+    def turn_began(self, session: Session) -> None: ...
+
+    async def turn_ended(self, session: Session) -> None: ...
 
 
 class Prompts:
@@ -347,7 +357,7 @@ def test_a_session_turn_goes_on_without_readers_until_its_time_is_over_and_anoth
 
 def test_what_is_kept_of_turns_that_are_over_has_a_bound_and_the_oldest_go_first():
     async def steps() -> None:
-        d = Desk(kept_weight=5)
+        d = Desk(kept_weight=10)  # two turns of a prompt of three and two more
         turns = [await d.finished(d.asked(str(i), key=KEY, idempotency_key=f"k{i}")) for i in range(4)]
         assert len(d.table) == 2 and [d.table.find(turn.id, KEY) for turn in turns] == [None, None, *turns[2:]]
         await d.finished(d.asked("nobody can ask for this one"))

@@ -16,8 +16,9 @@ from deployment.errors import Refused, RequestError
 from deployment.event_ids import EventId, parse_event_id
 from deployment.held_turn import HeldTurn
 from deployment.turn_stream import Place, TurnStream
+from deployment.turn_table import TurnTable
 from deployment.turns import TurnText
-from deployment.wire import Closed, Delta, Opened, Told, TurnRequest
+from deployment.wire import Closed, Delta, Moved, Opened, Told, TurnRequest
 from model import DEMO
 from model.tokenizer import Tokenizer
 
@@ -212,11 +213,22 @@ class Timer:
 class Running:
     def __init__(self) -> None:
         self.cancels = 0
+        self.told: list[str] = []
 
     def cancel(self) -> None:
         self.cancels += 1
 
     async def ended(self) -> None: ...
+
+    async def suspend(self) -> bool:
+        self.told.append("suspend")
+        return True
+
+    def go_on(self, elsewhere: bool) -> None:
+        self.told.append(f"elsewhere: {elsewhere}")
+
+    def moved(self) -> None:
+        self.told.append("moved")
 
 
 def held(linger: float) -> tuple[HeldTurn, Clock, Running]:
@@ -276,5 +288,66 @@ def test_a_reader_with_a_wrong_event_id_does_not_count():
             await anext(turn.read(EventId(TURN, 99, "00000000")))
         clock.advance(30)
         assert choice.cancels == 1
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------------------ turns that move
+
+
+def test_a_stream_that_moves_ends_for_all_its_readers_and_its_turn_is_kept_by_nobody():
+    async def scenario() -> None:
+        turn, clock, choice = held(linger=30)
+        table = TurnTable()
+        table.add(turn)
+        reading = asyncio.create_task(read(turn.stream))
+        turn.stream.publish(deltas([1])[0])
+        turn.stream.publish(Moved())
+        turn.over()
+        table.ended(turn)
+        assert [type(one.event) for one in await reading] == [Opened, Delta, Moved]
+        assert turn.stream.moved and not len(table)
+        clock.advance(1000)
+        assert not choice.cancels, "it goes on elsewhere"
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_has_come_back_takes_the_place_of_what_it_was_here_before():
+    before, again = (HeldTurn(request(idempotency_key="k"), stream(), 30, Clock().later) for _ in range(2))
+    table = TurnTable()
+    for turn in (before, again):
+        turn.stream.publish(OPENED)
+    table.add(before)
+    table.add(again)
+    before.stream.publish(Moved())
+    table.ended(before)
+    assert table.running == 1
+    again.stream.publish(closed())
+    table.ended(again)
+    assert (table.running, len(table)) == (0, 1)
+
+
+def test_who_asks_for_the_rest_of_a_turn_before_its_beginning_is_told_here_waits_for_it():
+    async def scenario() -> None:
+        turn = HeldTurn(request(), stream(), 30, Clock().later)
+        turn.run([Running()])
+        reading = asyncio.create_task(anext(turn.read(EventId(TURN, START + len(IDS), "00000000"))))
+        await asyncio.sleep(0)
+        assert not reading.done() and not turn.unread
+        turn.stream.publish(OPENED)
+        with pytest.raises(RequestError):
+            await reading
+
+    asyncio.run(scenario())
+
+
+def test_what_a_session_asks_of_its_turn_reaches_the_one_that_runs():
+    async def scenario() -> None:
+        turn, _, choice = held(linger=30)
+        assert await turn.suspend()
+        turn.go_on(elsewhere=False)
+        turn.moved()
+        assert choice.told == ["suspend", "elsewhere: False", "moved"]
 
     asyncio.run(scenario())

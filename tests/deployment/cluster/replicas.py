@@ -6,10 +6,10 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import ray
 
+from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere, OwnedSessions
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
 from deployment.ownership.log import Round, TurnBegan
@@ -33,16 +33,15 @@ class Replica:
         self._sessions = OwnedSessions(
             self._name,
             cluster.node,
-            RayTransport(cluster, APP, self._name, self._tell_peer),
+            RayTransport(cluster, APP, self._name, lambda: Load(1, 0)),
             opened=lambda opened: None,
             fenced=lambda key: None,
             no_room=lambda message: None,
+            offered=lambda offer: None,
+            drain=lambda drain: None,
         )
         self._sessions.start()
         return cluster.node
-
-    async def _tell_peer(self, replica: str, message: Any) -> None:
-        pass
 
     async def pid(self) -> int:
         return os.getpid()

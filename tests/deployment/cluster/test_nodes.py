@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployment.cluster.names import remove
+from deployment.cluster.names import remove, versioned
 from deployment.cluster.transport import start_directory
 from deployment.ownership.words import SessionKey
 from state.arena_file import arena_path
@@ -52,7 +52,7 @@ class Nodes:
     def kill(self, node: str) -> None:
         """Nodes on loopback share /dev/shm: what a real one would take with it goes by hand."""
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
-        arena_path(self.shared_memory, APP, node).unlink()
+        arena_path(self.shared_memory, versioned(APP), node).unlink()
 
     def shut_down(self) -> None:
         remove(APP)

@@ -108,6 +108,29 @@ def test_a_killed_host_store_comes_back_with_all_that_it_had_and_publishing_wait
     assert taken(two, session, 5) == (5, 6)
 
 
+def test_a_host_store_that_was_started_again_makes_itself_known_to_a_directory_that_was_too(replicas: list[Any]):
+    """As long as it does not, no session can be taken over and no unknown name is known to be free."""
+    directory = ray.get_actor(directory_name(APP), NAMESPACE)
+    store = ray.get_actor(store_name(APP, ray.get_runtime_context().get_node_id()), NAMESPACE)
+    for _ in range(4):
+        for actor in (store, directory):
+            os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            answered(actor)
+        deadline = time.monotonic() + 10
+        while (placed := ray.get(directory.locate.remote(key()), timeout=5)) is not None:
+            assert time.monotonic() < deadline, placed
+            time.sleep(0.1)
+
+
+def answered(actor: Any) -> None:
+    """Waits until an actor that is being started again answers."""
+    while True:
+        try:
+            return ray.get(actor.__ray_ready__.remote(), timeout=10)
+        except ray.exceptions.RayActorError:
+            time.sleep(0.05)
+
+
 def test_an_owner_that_stalls_beyond_its_lease_is_fenced_when_it_wakes(replicas: list[Any]):
     one, two = replicas
     session = key()
