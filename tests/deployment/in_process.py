@@ -9,11 +9,29 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ray.exceptions import RayActorError
+
+from deployment.arrivals import Arrivals
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import DurableCopies
-from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
+from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
+from deployment.engine.messages import (
+    Command,
+    Drop,
+    Dropped,
+    DropStaged,
+    Event,
+    Export,
+    Exported,
+    ExportPages,
+    Foreign,
+    Import,
+    Imported,
+    Staged,
+)
+from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
+from deployment.moving import ToDestination, Welcome
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Bring,
@@ -40,6 +58,7 @@ from deployment.ownership.store import Store
 from deployment.ownership.words import Member, SessionKey
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
+from deployment.wire import NotHere
 from model import DEMO
 from model.tokenizer import Tokenizer
 from state.errors import StateError
@@ -47,6 +66,8 @@ from state.session_record import SessionRecord
 from tests.ownership.fake_storage import FakeStorage, FakeValues
 
 UNIX = 1_790_000_000.0
+
+Mail = Grant | Join | Offer | Moved
 
 
 def packed(record: SessionRecord, state: bool) -> bytes:
@@ -101,6 +122,10 @@ class FakeService:
             case Drop():
                 self.held.discard(command.session)
                 return Dropped(command.call, command.session)
+            case ExportPages():
+                raise EngineError(UNKNOWN_TURN, "no turn runs here")
+            case DropStaged():
+                return Staged(command.call, command.migration, 0, 0)
             case _:
                 raise AssertionError(command)
 
@@ -114,7 +139,7 @@ class InProcess:
         self._world = world
         self._replica = replica
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join] | None:
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
         if await self._loses("directory"):
             return None
         self._world.directory.renew(self._replica, self.node, reports, time.monotonic())
@@ -143,8 +168,8 @@ class InProcess:
         return None if await self._loses(member.node) else answers
 
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
-        if not await self._loses(replica) and not self._world.replicas[replica].link.dead:
-            self._world.replicas[replica].keeper.told(message)
+        if not await self._loses(replica):
+            self._world.relay(replica, message)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         return self._world.directory.locate(key, time.monotonic())
@@ -165,20 +190,41 @@ class InProcess:
 
 
 class Replica:
-    def __init__(self, world: World, name: str, node: str) -> None:
+    """`harm`: what becomes of a message of a migration on its way here; `deaf`: offers do not come."""
+
+    def __init__(self, world: World, name: str, node: str, service: Any, arrival_seconds: float) -> None:
         self.name = name
-        self.service = FakeService()
+        self.service = service
+        self.harm: Callable[[ToDestination], ToDestination] = lambda message: message
+        self.deaf = False
+        self.received: list[ToDestination] = []
         self.link = InProcess(world, name, node)
-        durable = DurableCopies("app", self.service, None, 0)  # pyright: ignore[reportArgumentType]
-        self.keeper = SessionKeeper(name, self.service, self.link, self.link, durable)  # pyright: ignore[reportArgumentType]
+        self.arrivals = Arrivals(service, node, arrival_seconds)
+        self._world = world
+        durable = DurableCopies("app", self.service, None, 0)
+        link: Any = self.link
+        self.keeper = SessionKeeper(name, self.service, link, link, durable, self.arrivals, self._send)
         self.told: list[LoggedTurn] = []
 
     @property
     def owned(self) -> OwnedSessions:
         return self.keeper._owned
 
-    def start(self) -> None:
-        self.keeper.start(self._take_turn)
+    def start(self, resume: Callable[[Session, LoggedTurn], None] | None = None) -> None:
+        self.keeper.start(resume or self._take_turn, lambda drain: None)
+
+    async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
+        other = self._world.replicas[replica]
+        message = other.harm(message)
+        if replica in self._world.away or other.link.dead or self.link.dead:
+            raise RayActorError
+        other.received.append(message)
+        try:
+            return await other.arrivals.receive(message)
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
 
     def _take_turn(self, session: Session, turn: LoggedTurn) -> None:
         self.told.append(turn)
@@ -188,17 +234,26 @@ class World:
     """Replicas `a` and `b` on nodes `x` and `y`, in whose stores the copies lie. `away`: who cannot be reached;
     `loses`: whether the next message is lost."""
 
-    def __init__(self, nodes: str = "xy", room: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        nodes: str = "xy",
+        room: int = 1 << 30,
+        service: Callable[[], Any] = FakeService,
+        arrival_seconds: float = 60.0,
+    ) -> None:
         self.loses: Callable[[], bool] = lambda: False
         self.away: set[str] = set()
         self.stores: dict[str, Store] = {}
         self._registry = Registry(FakeValues(), "app")
-        self._mail: defaultdict[str, list[Grant | Join]] = defaultdict(list)
+        self._mail: defaultdict[str, list[Mail]] = defaultdict(list)
         self._arenas = 0
         self.start_directory()
         for node in nodes:
             self.add_store(node, room)
-        self.replicas = {name: Replica(self, name, node) for name, node in zip("ab", (nodes * 2)[:2], strict=True)}
+        self.replicas = {
+            name: Replica(self, name, node, service(), arrival_seconds)
+            for name, node in zip("ab", (nodes * 2)[:2], strict=True)
+        }
 
     def start(self) -> None:
         """From the event loop."""
@@ -227,7 +282,11 @@ class World:
         for store in self.stores.values():
             assert self.directory.store_here(store.member, store.index(), time.monotonic())
 
-    def mail(self, replica: str) -> list[Grant | Join]:
+    def relay(self, replica: str, message: Offer | Moved) -> None:
+        if not (self.replicas[replica].deaf and isinstance(message, Offer)):
+            self._mail[replica].append(message)
+
+    def mail(self, replica: str) -> list[Mail]:
         now = time.monotonic()
         for node, store in self.stores.items():
             if node not in self.away:

@@ -21,7 +21,7 @@ from deployment.session_log import began_record, ended_record, round_record
 from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import turn_record
 from deployment.turns import Prompt
-from deployment.wire import TurnRequest
+from deployment.wire import Moved, TurnRequest
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
 from tests.deployment.in_process import FakeService, Replica, World, packed
@@ -276,17 +276,18 @@ class Running:
     """A turn that runs, until it is suspended."""
 
     def __init__(self) -> None:
-        self.went: list[bool] = []
+        self.id = "0" * 32
+        self.went: list[Moved | None] = []
         self.cancels = 0
 
-    async def suspend(self) -> bool:
-        return True
+    async def suspend(self) -> None:
+        pass
 
-    def go_on(self, elsewhere: bool) -> None:
+    def go_on(self, elsewhere: Moved | None) -> None:
         self.went.append(elsewhere)
 
     def moved(self) -> None:
-        self.went.append(True)
+        self.went.append(Moved())
 
     def cancel(self) -> None:
         self.cancels += 1
@@ -313,7 +314,7 @@ def test_a_running_turn_moves_with_its_session_and_goes_on_there():
         running: Any = Running()
         session.running = running
         assert await world.replicas["a"].keeper.move(session, "b")
-        assert True in running.went and False not in running.went
+        assert running.went == [Moved("b")]
         await get(world, "b")
         (logged,) = world.replicas["b"].told
         assert logged.course(0).token_ids == (50, 51) and logged.finished() is None
@@ -335,7 +336,7 @@ def test_a_move_that_fails_leaves_session_and_turn_where_they_were(why: str, mon
         else:
             world.replicas["b"].link.dead = True
         moved = await world.replicas["a"].keeper.move(session, "b")
-        assert not moved and running.went == [False] and not session.moving
+        assert not moved and running.went == [None] and not session.moving
         await world.replicas["a"].keeper.write(KEY, [round_record(_round(51), request.turn, 0)])
         assert world.replicas["a"].keeper.held(KEY) is session
 
@@ -351,7 +352,7 @@ def test_a_source_that_never_hears_the_outcome_asks_the_log(monkeypatch: pytest.
         session.running = running
         world.away.add("a")
         assert await world.replicas["a"].keeper.move(session, "b")
-        assert True in running.went and world.replicas["b"].keeper.held(KEY) is not None
+        assert running.went == [Moved("b")] and world.replicas["b"].keeper.held(KEY) is not None
 
     run(steps)
 

@@ -150,14 +150,14 @@ def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happ
         expected = await Turn(service).told()
         turn = Turn(service)
         await turn.until(6)
-        assert await turn.running.suspend()
+        await turn.running.suspend()
         told = list(turn.log.records)
         await asyncio.sleep(0.05)
         assert turn.log.records == told and not turn.stream.over
-        turn.running.go_on(elsewhere)
+        turn.running.go_on(Moved("there") if elsewhere else None)
         events = await turn.told()
         if elsewhere:
-            assert isinstance(events[-1], Moved) and turn.stream.moved
+            assert events[-1] == Moved("there") and turn.stream.moved
             rest = await Turn(service, told).told()
             assert shown(rest)[: len(shown(events))] == shown(events)
             events = rest
@@ -170,7 +170,8 @@ def test_a_turn_that_has_ended_cannot_be_stopped_any_more():
     async def steps(service: EngineService) -> None:
         turn = Turn(service)
         await turn.told()
-        assert not await turn.running.suspend()
+        await turn.running.suspend()
+        assert turn.stream.over and not turn.stream.moved
 
     run(steps)
 
@@ -184,9 +185,9 @@ def test_a_turn_that_is_cancelled_while_it_stands_still_or_before_it_began_does_
         assert getattr(last, "finish_reason", "") == "cancelled" or getattr(last, "code", "") == "turn_cancelled"
         turn = Turn(service, submit=long)
         await turn.until(4)
-        assert await turn.running.suspend()
+        await turn.running.suspend()
         turn.running.cancel()
-        turn.running.go_on(elsewhere=False)
+        turn.running.go_on(None)
         last = (await turn.told())[-1]
         assert isinstance(last, Closed) and last.finish_reason == "cancelled" and last.completion_tokens < 200
 
