@@ -192,7 +192,7 @@ class InProcess:
 class Replica:
     """`harm`: what becomes of a message of a migration on its way here; `deaf`: offers do not come."""
 
-    def __init__(self, world: World, name: str, node: str, service: Any, arrival_seconds: float) -> None:
+    def __init__(self, world: World, name: str, node: str, service: Any, arrival_seconds: float = 60.0) -> None:
         self.name = name
         self.service = service
         self.harm: Callable[[ToDestination], ToDestination] = lambda message: message

@@ -167,7 +167,7 @@ def test_the_newest_turn_that_is_over_can_be_told_by_the_next_owner_although_an_
 
 def test_two_replicas_that_want_a_dead_owners_session_end_with_one_owner():
     async def steps(world: World) -> None:
-        world.replicas["c"] = Replica(world, "c", "x")
+        world.replicas["c"] = Replica(world, "c", "x", FakeService())
         world.replicas["c"].start()
         await turn(world, "a", 1, 2, 3)
         world.kill("a")
@@ -214,7 +214,7 @@ def test_a_copy_of_another_session_is_not_taken_for_this_one():
         session = await turn(world, "a", 1, 2, 3)
         a = world.replicas["a"]
         document = packed(SessionRecord("two", (9,)), True)
-        end = a.owned.end(KEY)
+        end = a.owned.end(KEY).sequence
         await a.keeper.write(KEY, [began_record(TurnRequest("f" * 32, "append", ()), PROMPT, 1, 1.0)])
         a.owned.publish(KEY, end + 1, (1,), document, end + 1)
         await a.owned.kept(KEY)
