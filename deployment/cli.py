@@ -1,4 +1,4 @@
-"""`dflash-serve`: serve, down, demo, generate, check-model, state. A mistake is one sentence and exit code 2."""
+"""`dflash-serve`: serve, down, demo, chat, generate, check-model, state. A mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
 from deployment.state_command import app as state_app
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(chat)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")

@@ -71,5 +71,10 @@ def session_unavailable(session: str, why: str) -> RequestError:
     return RequestError(503, "session_unavailable", f"session {session!r} cannot be continued now: {why}", "session")
 
 
+def turn_not_kept(turn: str) -> RequestError:
+    message = f"the events of turn {turn} are not kept any more; its session's transcript has its text"
+    return RequestError(410, "turn_not_kept", message, "turn")
+
+
 def of_engine(code: str, message: str, param: str | None) -> Refused:
     return Refused(STATUS_OF_CODE.get(code, 500), code, message, param)

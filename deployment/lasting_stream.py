@@ -16,13 +16,12 @@ from ray.exceptions import RayActorError
 
 from deployment.cluster.transport import Cluster
 from deployment.engine.messages import Round
-from deployment.errors import Refused, RequestError
+from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.session_api import located
-from deployment.turn_desk import not_kept
 from deployment.turns import seed_of
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
@@ -187,11 +186,11 @@ class LastingStream:
             ) as answers:
                 async for answer in answers:
                     if not isinstance(answer, Told):
-                        raise not_kept(where.turn)
+                        raise turn_not_kept(where.turn)
                     if reader.take(answer):
                         yield answer
         except RayActorError:
-            raise not_kept(where.turn) from None
+            raise turn_not_kept(where.turn) from None
 
 
 class _Lost(Exception):

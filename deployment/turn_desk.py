@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine.messages import Finished, Sampling, Submit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, invalid, session_busy, session_unavailable
+from deployment.errors import RequestError, invalid, session_busy, session_unavailable, turn_not_kept
 from deployment.held_turn import HeldTurn, Later
 from deployment.hinted_state import HintedState
 from deployment.keeper import SessionKeeper
@@ -98,7 +98,7 @@ class TurnDesk:
         if held is not None:
             return held
         if record.replica == self._replica:
-            raise not_kept(record.id)
+            raise turn_not_kept(record.id)
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
@@ -265,11 +265,6 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, request.grammar),
         )
-
-
-def not_kept(turn: str) -> RequestError:
-    message = f"the events of turn {turn} are not kept any more; its session's transcript has its text"
-    return RequestError(410, "turn_not_kept", message, "turn")
 
 
 def _what_runs(session: Session) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +21,8 @@ import httpx2
 import openai
 import pytest
 
+from deployment.client import Client, Conflict, InvalidRequest, NotFound
+from deployment.client.outage import Patience
 from deployment.settings import AppArgs
 from tests.e2e.cluster import COUNT, FACT, GREEDY, QUESTION, chat, keyed, text, turn, two_replicas
 
@@ -368,6 +373,95 @@ def test_openai_client_knows_every_refusal_as_one_of_its_own_errors(client: http
     with asking(client, "busy", **LONG) as lines:
         read(lines, 1)
         assert refused(openai.ConflictError, extra_headers={"x-session-id": "busy"}).code == "session_busy"
+
+
+# ------------------------------------------------------------------------------------------------ our client
+
+
+class Cutting(httpx.HTTPTransport):
+    """Every stream breaks after so many bytes, each later than the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if "event-stream" in response.headers.get("content-type", ""):
+            self.streams += 1
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            response.stream = Cut(response.stream, 400 * self.streams)
+        return response
+
+
+class Cut(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream, left: int) -> None:
+        self._stream, self._left = stream, left
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            yield part[: self._left]
+            self._left -= len(part)
+            if self._left < 0:
+                raise httpx.ReadError("cut")
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@pytest.mark.parametrize("session", ["cut", None])
+def test_our_client_reads_a_whole_answer_over_many_connections_and_runs_one_turn(url: str, session: str | None):
+    options = {**SAMPLED, "logprobs": True}
+    with httpx.Client(base_url=url, headers={"authorization": "Bearer alone"}) as undisturbed:
+        expected = chat(undisturbed, [COUNT], **options)
+    cutting, patience = Cutting(), Patience(30, draw=lambda: 0.1)
+    with Client(url, "cutter", patience=patience, transport=cutting) as client:
+        answer = client.ask([COUNT], session=session, options=options)
+        assert answer.content == text(expected) and answer.interruptions >= 3 and cutting.streams >= 4
+        assert answer.usage.completion_tokens == SAMPLED["max_tokens"]
+        bytes_of = [entry["bytes"] for entry in answer.choices[0].logprobs]
+        assert bytes_of == [entry["bytes"] for entry in expected["choices"][0]["logprobs"]["content"]]
+        if session:
+            (only,) = client.turns(session)
+            assert only["id"] == answer.turn and answer.resume is not None and answer.resume.session == session
+
+
+def test_our_client_manages_sessions_and_names_what_the_server_refuses(url: str):
+    with Client(url, "manager") as client:
+        assert client.create("one")["id"] == "one" and client.models()[0]["id"]
+        client.ask([FACT], session="one", append=True, options=GREEDY)
+        assert client.fork("one", "two")["parent"] == "one" and client.checkpoints("two")
+        assert client.migrate("two")["to"] in {entry["id"] for entry in client.replicas()}
+        assert client.import_(client.export("two"), "three")["id"] == "three"
+        assert "4172" in client.ask([QUESTION], session="three", append=True, options=GREEDY).content
+        assert {entry["id"] for entry in client.sessions()} == {"one", "two", "three"}
+        assert client.delete("one")["deleted"]
+        with pytest.raises(NotFound) as caught:
+            client.session("one")
+        assert (caught.value.code, caught.value.param) == ("session_not_found", "session")
+        with pytest.raises(Conflict):
+            client.create("two")
+        with pytest.raises(InvalidRequest) as wrong:
+            client.ask([FACT], options={"temperature": -1})
+        assert wrong.value.param == "temperature"
+
+
+def test_the_clients_page_does_what_it_says(url: str, tmp_path: Path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
+    page = page.replace("127.0.0.1:8000", url.removeprefix("http://"))
+    (typed,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    chat_here = f"{shlex.quote(sys.executable)} -m deployment.cli chat --url {url}"
+    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60, "check": True}
+    root = str(Path(__file__).resolve().parents[2])
+    how["env"] = {**os.environ, "PYTHONPATH": root}
+    talked = subprocess.run(["bash", "-euc", typed.replace("dflash-serve chat", chat_here)], **how)
+    first, second = talked.stdout.splitlines()
+    assert first and "4172" in second
+    moved = [line for line in talked.stderr.splitlines() if "moved from" in line or "state from peer" in line]
+    assert len(moved) == 2 and talked.stderr.count("acceptance length") == 2
+    said = subprocess.run([sys.executable, "-c", program], **how).stdout
+    assert "4172" in said and said.endswith("404 session_not_found session\n")
 
 
 # ------------------------------------------------------------------------------------------------ the page

@@ -190,13 +190,13 @@ def test_moved_session_goes_on_like_one_that_stayed(client: httpx.Client, sampli
             before = client.get(f"/v1/sessions/{session}").json()
             if moves:
                 moved = client.post(f"/v1/sessions/{session}/migrate").json()
-                assert moved["from"] == before["replica"] != moved["to"] and moved["hit"] == "peer"
+                assert moved["from"] == before["replica"] != moved["to"]
                 assert epoch(moved) > epoch(before)
             answer = turn(client, session, message, **sampling)
             answers[session].append(text(answer))
             assert answer["session"]["reused"] >= before["frontier"]
             if moves:
-                assert answer["session"]["hit"] == "peer" and answer["meta_info"]["replica"] == moved["to"]
+                assert answer["session"]["hit"] == "host" and answer["meta_info"]["replica"] == moved["to"]
     assert answers[f"{name}-goes"] == answers[f"{name}-stays"]
     if not sampling:
         assert "4172" in answers[f"{name}-goes"][1]
@@ -426,7 +426,7 @@ def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed
 
 # ------------------------------------------------------------------------------------------------ in mid-stream
 
-LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
+LONG: dict[str, Any] = {"max_tokens": 160, "ignore_eos": True, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
 
 
 def streamed(
@@ -464,16 +464,17 @@ def replica_of(client: httpx.Client, session: str | None) -> str:
     return busy
 
 
-def undisturbed(client: httpx.Client, **body: Any) -> str:
-    with keyed(client.base_url) as other:
-        return streamed(other, None, lambda replica: None, **body)[0]
+@pytest.fixture(scope="module")
+def expected(url: str) -> str:
+    """The answer that nobody disturbs."""
+    with keyed(url) as other:
+        return streamed(other, None, lambda replica: None)[0]
 
 
 @pytest.mark.parametrize("session", ["cut", None], ids=["session", "no session"])
 def test_a_stream_whose_replica_is_killed_goes_on_by_itself_with_the_same_text(
-    client: httpx.Client, session: str | None
+    client: httpx.Client, expected: str, session: str | None
 ):
-    expected = undisturbed(client)
     pids, struck = replicas(client), []
 
     def kill(replica: str) -> None:
@@ -488,8 +489,8 @@ def test_a_stream_whose_replica_is_killed_goes_on_by_itself_with_the_same_text(
     wait_for_two(client, without=struck[0])
 
 
-def test_a_running_turn_is_migrated_and_its_stream_does_not_break(client: httpx.Client):
-    expected, moves = undisturbed(client), []
+def test_a_running_turn_is_migrated_and_its_stream_does_not_break(client: httpx.Client, expected: str):
+    moves = []
 
     def migrate(replica: str) -> None:
         moved = client.post("/v1/sessions/wanders/migrate")
@@ -504,8 +505,7 @@ def test_a_running_turn_is_migrated_and_its_stream_does_not_break(client: httpx.
 
 
 @pytest.mark.parametrize("what", ["directory", "host store"])
-def test_a_stream_goes_on_while_directory_or_host_store_is_started_again(client: httpx.Client, what: str):
-    expected = undisturbed(client)
+def test_a_stream_goes_on_while_directory_or_host_store_restarts(client: httpx.Client, expected: str, what: str):
     node = ray.get_runtime_context().get_node_id()
     name = directory_name("dflash") if what == "directory" else store_name("dflash", node)
     got, _ = streamed(

@@ -20,8 +20,7 @@ APP = "owners"
 ARENA_BYTES = 16 << 20
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)  # pyright: ignore[reportCallIssue]
-class Replica:
+class _Replica:
     def __init__(self, name: str, shared_memory: Path) -> None:
         self._name = name
         self._store = start_host_store(APP, ARENA_BYTES, shared_memory)
@@ -87,3 +86,6 @@ class Replica:
 
     async def stall(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+Replica: Any = ray.remote(num_cpus=0, max_concurrency=100)(_Replica)  # pyright: ignore[reportCallIssue]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from deployment.cluster.names import NAMESPACE, directory_name, remove, store_name
 from deployment.cluster.transport import start_directory
@@ -85,7 +86,7 @@ def test_a_killed_directory_disturbs_nobody_who_publishes_and_knows_all_sessions
     while True:
         try:
             answer = ray.get(directory.locate.remote(session), timeout=5)
-        except ray.exceptions.RayActorError:
+        except RayActorError:
             answer = None
         if getattr(answer, "owner", None) is not None:
             break
@@ -149,6 +150,7 @@ def test_a_round_of_many_lanes_is_one_call(replicas: list[Any]):
     sessions = [key() for _ in range(64)]
     ray.get([one.take.remote(session) for session in sessions])
     ray.get([one.begin.remote(session) for session in sessions])
-    seconds = ray.get(one.rounds.remote(sessions, 20))
-    print(f"64 lanes: {seconds * 1e3:.1f} ms a round; one: {ray.get(one.rounds.remote(sessions[:1], 20)) * 1e3:.1f} ms")
+    seconds: Any = ray.get(one.rounds.remote(sessions, 20))
+    alone: Any = ray.get(one.rounds.remote(sessions[:1], 20))
+    print(f"64 lanes: {seconds * 1e3:.1f} ms a round; one: {alone * 1e3:.1f} ms")
     assert seconds < 1.0
