@@ -46,7 +46,7 @@ from deployment.session import Session
 from deployment.settings import AppArgs
 
 MOVES_A_TURN = 4
-TOKENS = 700
+TOKENS = 500
 SETTLE_SECONDS = 0.3
 """After a move's answer: the first chunk from the destination may come later."""
 
