@@ -83,7 +83,7 @@ class SessionKeeper:
         self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
-            offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
+            offered=self._offered, drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
@@ -567,6 +567,9 @@ class SessionKeeper:
             await self.forget(session)  # before it can come back
         await (departure.arrived() if given else departure.stayed())
         return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
+
+    def _offered(self, offer: Offer) -> None:
+        self._spawn(self._adopted(offer))
 
     async def _adopted(self, offer: Offer) -> None:
         try:

@@ -44,7 +44,7 @@ def test_a_sampled_turn_that_moves_three_times_is_token_for_token_the_one_that_s
             here, there = a, b
             for tokens in (18, 28, 38):
                 movement = await here.move(there)
-                assert movement.bytes_ahead > 0 and movement.bytes_in_pause > 0
+                assert movement is not None and movement.bytes_ahead > 0 and movement.bytes_in_pause > 0
                 assert isinstance((await told(held))[-1], Moved)
                 held = await there.turn()
                 events = await told(held, tokens)

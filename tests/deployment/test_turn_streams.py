@@ -220,11 +220,10 @@ class Running:
 
     async def ended(self) -> None: ...
 
-    async def suspend(self) -> bool:
+    async def suspend(self) -> None:
         self.told.append("suspend")
-        return True
 
-    def go_on(self, elsewhere: bool) -> None:
+    def go_on(self, elsewhere: Moved | None) -> None:
         self.told.append(f"elsewhere: {elsewhere}")
 
     def moved(self) -> None:
@@ -345,9 +344,9 @@ def test_who_asks_for_the_rest_of_a_turn_before_its_beginning_is_told_here_waits
 def test_what_a_session_asks_of_its_turn_reaches_the_one_that_runs():
     async def scenario() -> None:
         turn, _, choice = held(linger=30)
-        assert await turn.suspend()
-        turn.go_on(elsewhere=False)
+        await turn.suspend()
+        turn.go_on(None)
         turn.moved()
-        assert choice.told == ["suspend", "elsewhere: False", "moved"]
+        assert choice.told == ["suspend", "elsewhere: None", "moved"]
 
     asyncio.run(scenario())
