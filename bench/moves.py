@@ -1,6 +1,10 @@
-"""For how long does a client wait while its turn moves to another replica? Two replicas of one Ray, over HTTP.
+"""For how long does a client wait while its turn moves to another replica?
 
     python -m bench.moves [--output FILE] [--moves N]
+
+demo     two replicas of one Ray, over HTTP
+27B      an image of 187 MiB and 1,000 tokens of K/V with random contents, from `Departure` to `Arrivals` and back to
+         pages, in one process: what the turn stands for without Ray, its ownership and a network
 
 An answer of the demo model with DFlash2 is streamed while its session moves back and forth; then the same with nobody
 who moves it. A pause is the longest gap between two chunks from a move's request to a moment after its answer, less the
@@ -11,6 +15,7 @@ while it decoded. The undisturbed answer must be the same.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import bisect
 import itertools
 import json
@@ -23,19 +28,29 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import torch
 
 from bench.gpu import write_results
+from bench.migration import FRONTIER, Side
+from bench.state import random_checkpoint
+from deployment.arrivals import Arrivals
+from deployment.engine.messages import DropStaged, Export, ExportPages, Import, StageSegments, VerifyStaged
 from deployment.local import running
+from deployment.moving import Departure, ToDestination, Welcome
+from deployment.ownership.words import Epoch, Order, SessionKey
+from deployment.session import Session
 from deployment.settings import AppArgs
 
 MOVES_A_TURN = 4
-TOKENS = 1500
+TOKENS = 500
 SETTLE_SECONDS = 0.3
 """After a move's answer: the first chunk from the destination may come later."""
+
+RUNS_OF_27B = 9
 
 PROMPT = {"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "max_tokens": TOKENS, "ignore_eos": True}
@@ -143,6 +158,78 @@ def measured(url: str, wanted: int) -> list[dict[str, Any]]:
     ]
 
 
+# ------------------------------------------------------------------------------------------------ 27B
+
+
+class SideService:
+    """An engine without a model (`bench.migration.Side`), as a replica calls it."""
+
+    def __init__(self, side: Side, lane: Any = None) -> None:
+        self._exchange = side.exchange
+        self._lane = lane
+
+    async def call(self, command: Any) -> Any:
+        match command:
+            case ExportPages():
+                return self._exchange.pages(command, self._lane)
+            case Export():
+                return self._exchange.export(command)
+            case StageSegments():
+                return self._exchange.stage(command)
+            case VerifyStaged():
+                return self._exchange.verify_staged(command)
+            case _:
+                assert isinstance(command, DropStaged)
+                return self._exchange.drop_staged(command)
+
+
+async def moves_of_27b(hashed: bool) -> dict[str, Any]:
+    """`hashed`: as between two nodes."""
+    source, destination = Side(), Side()
+    checkpoint = random_checkpoint(source.memory, FRONTIER)
+    sequence = source.memory.restore(checkpoint, FRONTIER + 8)
+    source.memory.release(checkpoint)
+    lane: Any = SimpleNamespace(memory=sequence)
+    here: Any = SideService(source, lane)
+    there: Any = SideService(destination)
+    arrivals = Arrivals(there, "there" if hashed else "here", 600.0)
+
+    async def send(replica: str, message: ToDestination) -> Welcome:
+        return await arrivals.receive(message)
+
+    session = Session(SessionKey("t", "s"), Epoch(1, 1))
+    order = Order(Epoch(1, 1), 1)
+    pauses: list[float] = []
+    for run in range(RUNS_OF_27B + 1):
+        departure = Departure(here, send, "here", session, "there")
+        await departure.ahead("turn")
+        began = time.perf_counter()
+        captured = source.memory.capture(sequence, range(FRONTIER + 1), "decode", "turn_end")
+        source.sessions.replace(session.engine_id, [captured], "device")
+        await departure.rest(order)
+        arrival = arrivals.arrived(session.key, order)
+        assert arrival is not None
+        name, migration = session.engine_id, arrival.migration
+        imported = destination.exchange.import_(Import("i", name, arrival.document, migration=migration))
+        assert imported.frontiers == (FRONTIER,), imported
+        (came,) = destination.sessions.checkpoints(name)
+        resumed = destination.memory.restore(came, FRONTIER + 8)
+        if run:  # the first one does not count
+            pauses.append(time.perf_counter() - began)
+        await departure.arrived()
+        assert await arrivals.verified(arrival)
+        destination.memory.close(resumed)
+        destination.sessions.drop(name)
+        source.sessions.drop(name)
+    return {
+        "what": f"27B, replica to replica, {'hashed' if hashed else 'not hashed'}",
+        "moves": len(pauses),
+        "seconds": {"stands_p50": statistics.median(pauses), "stands_p99": percentile(pauses, 0.99)},
+        "bytes_ahead": departure.bytes_ahead,
+        "bytes_in_pause": departure.bytes_in_pause,
+    }
+
+
 def percentile(values: list[float], part: float) -> float:
     """The smallest value that so large a part of them does not exceed."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
@@ -153,11 +240,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--moves", type=int, default=20)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
         rows = measured(url, args.moves)
+    rows += [asyncio.run(moves_of_27b(hashed)) for hashed in (True, False)]
     for row in rows:
         steps = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in row["seconds"].items())
         moves = f"{row['moves']} moves, {row['bytes_ahead']} bytes ahead, {row['bytes_in_pause']} in the pause"

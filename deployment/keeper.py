@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ray.exceptions import RayError
@@ -46,6 +46,8 @@ LOCATE_SECONDS = 10.0
 HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class SessionKeeper:
         self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
-            offered=lambda offer: self._spawn(self._adopted(offer)), drain=lambda message: self._drain(message),
+            offered=self._offered, drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
         self._getting = Locks()
@@ -532,9 +534,13 @@ class SessionKeeper:
             raise session_busy(session.key.session, "it is being moved already")
         if destination == self._replica:
             return wire.Movement()
+        session.moving = True
+        # Who asked may leave; a session must not be left half moved.
+        return await asyncio.shield(self._spawn(self._given(session, destination)))
+
+    async def _given(self, session: Session, destination: str) -> wire.Movement | None:
         key, running = session.key, session.running
         departure = Departure(self._service, self._send, self._cluster.node, session, destination)
-        session.moving = True
         given = False
         stopped = time.monotonic()
         try:
@@ -555,11 +561,13 @@ class SessionKeeper:
             moved = given or key not in self._owned
             if running is not None:
                 running.go_on(wire.Moved(destination if given else None) if moved else None)
+        if moved:
+            await self.forget(session)  # before it can come back
         await (departure.arrived() if given else departure.stayed())
-        if not moved:
-            return None
-        await self.forget(session)
-        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds)
+        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
+
+    def _offered(self, offer: Offer) -> None:
+        self._spawn(self._adopted(offer))
 
     async def _adopted(self, offer: Offer) -> None:
         try:
@@ -639,17 +647,18 @@ class SessionKeeper:
     def _lose(self, session: Session) -> None:
         """What is here of a session is not what counts any more."""
         del self._sessions[session.key]
-        if session.running is not None:
+        if session.running is not None and not session.moving:  # who moves it knows where its turn goes
             session.running.moved()
         self._spawn(self._drop(session))
 
     async def _drop(self, session: Session) -> None:
         await self._service.call(Drop(self._call(), session.engine_id))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

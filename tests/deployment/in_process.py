@@ -12,7 +12,6 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from deployment.arrivals import Arrivals
-from deployment.cluster.directory_actor import Mail
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
@@ -30,14 +29,13 @@ from deployment.engine.messages import (
     Imported,
     Staged,
 )
-from deployment.errors import Refused, RequestError
+from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Bring,
     Claim,
-    Drain,
     Found,
     FromDirectory,
     FromOwner,
@@ -45,6 +43,7 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
+    Join,
     Joined,
     Moved,
     Offer,
@@ -67,6 +66,8 @@ from state.session_record import SessionRecord
 from tests.ownership.fake_storage import FakeStorage, FakeValues
 
 UNIX = 1_790_000_000.0
+
+Mail = Grant | Join | Offer | Moved
 
 
 def packed(record: SessionRecord, state: bool) -> bytes:
@@ -122,7 +123,7 @@ class FakeService:
                 self.held.discard(command.session)
                 return Dropped(command.call, command.session)
             case ExportPages():
-                raise EngineError(UNKNOWN_TURN, "no turn runs in this engine")
+                raise EngineError(UNKNOWN_TURN, "no turn runs here")
             case DropStaged():
                 return Staged(command.call, command.migration, 0, 0)
             case _:
@@ -167,17 +168,8 @@ class InProcess:
         return None if await self._loses(member.node) else answers
 
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
-        if not await self._loses(replica) and not self._world.replicas[replica].link.dead:
-            self._world.post(replica, message)
-
-    async def send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
-        """What a session that moves is told ahead of its offer."""
-        if await self._loses(replica) or self._world.replicas[replica].link.dead:
-            raise RayActorError
-        try:
-            return await self._world.replicas[replica].arrivals.receive(message)
-        except RequestError as error:
-            return error.refused
+        if not await self._loses(replica):
+            self._world.relay(replica, message)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         return self._world.directory.locate(key, time.monotonic())
@@ -198,24 +190,41 @@ class InProcess:
 
 
 class Replica:
-    def __init__(self, world: World, name: str, node: str) -> None:
+    """`harm`: what becomes of a message of a migration on its way here; `deaf`: offers do not come."""
+
+    def __init__(self, world: World, name: str, node: str, service: Any, arrival_seconds: float = 60.0) -> None:
         self.name = name
-        self.service = FakeService()
+        self.service = service
+        self.harm: Callable[[ToDestination], ToDestination] = lambda message: message
+        self.deaf = False
+        self.received: list[ToDestination] = []
         self.link = InProcess(world, name, node)
-        durable = DurableCopies("app", self.service, None, 0)  # pyright: ignore[reportArgumentType]
-        self.arrivals = Arrivals(self.service, node, 60.0)  # pyright: ignore[reportArgumentType]
-        self.keeper = SessionKeeper(
-            name, self.service, self.link, self.link, durable, self.arrivals, self.link.send  # pyright: ignore[reportArgumentType]
-        )  # fmt: skip
+        self.arrivals = Arrivals(service, node, arrival_seconds)
+        self._world = world
+        durable = DurableCopies("app", self.service, None, 0)
+        link: Any = self.link
+        self.keeper = SessionKeeper(name, self.service, link, link, durable, self.arrivals, self._send)
         self.told: list[LoggedTurn] = []
-        self.drains: list[Drain] = []
 
     @property
     def owned(self) -> OwnedSessions:
         return self.keeper._owned
 
-    def start(self) -> None:
-        self.keeper.start(self._take_turn, self.drains.append)
+    def start(self, resume: Callable[[Session, LoggedTurn], None] | None = None) -> None:
+        self.keeper.start(resume or self._take_turn, lambda drain: None)
+
+    async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
+        other = self._world.replicas[replica]
+        message = other.harm(message)
+        if replica in self._world.away or other.link.dead or self.link.dead:
+            raise RayActorError
+        other.received.append(message)
+        try:
+            return await other.arrivals.receive(message)
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
 
     def _take_turn(self, session: Session, turn: LoggedTurn) -> None:
         self.told.append(turn)
@@ -225,7 +234,13 @@ class World:
     """Replicas `a` and `b` on nodes `x` and `y`, in whose stores the copies lie. `away`: who cannot be reached;
     `loses`: whether the next message is lost."""
 
-    def __init__(self, nodes: str = "xy", room: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        nodes: str = "xy",
+        room: int = 1 << 30,
+        service: Callable[[], Any] = FakeService,
+        arrival_seconds: float = 60.0,
+    ) -> None:
         self.loses: Callable[[], bool] = lambda: False
         self.away: set[str] = set()
         self.stores: dict[str, Store] = {}
@@ -235,7 +250,10 @@ class World:
         self.start_directory()
         for node in nodes:
             self.add_store(node, room)
-        self.replicas = {name: Replica(self, name, node) for name, node in zip("ab", (nodes * 2)[:2], strict=True)}
+        self.replicas = {
+            name: Replica(self, name, node, service(), arrival_seconds)
+            for name, node in zip("ab", (nodes * 2)[:2], strict=True)
+        }
 
     def start(self) -> None:
         """From the event loop."""
@@ -264,8 +282,9 @@ class World:
         for store in self.stores.values():
             assert self.directory.store_here(store.member, store.index(), time.monotonic())
 
-    def post(self, replica: str, message: Mail) -> None:
-        self._mail[replica].append(message)
+    def relay(self, replica: str, message: Offer | Moved) -> None:
+        if not (self.replicas[replica].deaf and isinstance(message, Offer)):
+            self._mail[replica].append(message)
 
     def mail(self, replica: str) -> list[Mail]:
         now = time.monotonic()
@@ -273,7 +292,7 @@ class World:
             if node not in self.away:
                 self.directory.store_alive(store.member, now)
         for name, message in self.directory.reconcile(now):
-            self.post(name, message)
+            self._mail[name].append(message)
         return self._mail.pop(replica, [])
 
     def tell(self, message: FromOwner) -> None:

@@ -167,7 +167,7 @@ def test_the_newest_turn_that_is_over_can_be_told_by_the_next_owner_although_an_
 
 def test_two_replicas_that_want_a_dead_owners_session_end_with_one_owner():
     async def steps(world: World) -> None:
-        world.replicas["c"] = Replica(world, "c", "x")
+        world.replicas["c"] = Replica(world, "c", "x", FakeService())
         world.replicas["c"].start()
         await turn(world, "a", 1, 2, 3)
         world.kill("a")
@@ -276,11 +276,12 @@ class Running:
     """A turn that runs, until it is suspended."""
 
     def __init__(self) -> None:
-        self.id = "turn"
+        self.id = "0" * 32
         self.went: list[Moved | None] = []
         self.cancels = 0
 
-    async def suspend(self) -> None: ...
+    async def suspend(self) -> None:
+        pass
 
     def go_on(self, elsewhere: Moved | None) -> None:
         self.went.append(elsewhere)
@@ -313,7 +314,7 @@ def test_a_running_turn_moves_with_its_session_and_goes_on_there():
         running: Any = Running()
         session.running = running
         assert await world.replicas["a"].keeper.move(session, "b")
-        assert running.went and None not in running.went
+        assert running.went == [Moved("b")]
         await get(world, "b")
         (logged,) = world.replicas["b"].told
         assert logged.course(0).token_ids == (50, 51) and logged.finished() is None
@@ -351,7 +352,7 @@ def test_a_source_that_never_hears_the_outcome_asks_the_log(monkeypatch: pytest.
         session.running = running
         world.away.add("a")
         assert await world.replicas["a"].keeper.move(session, "b")
-        assert running.went and None not in running.went and world.replicas["b"].keeper.held(KEY) is not None
+        assert running.went == [Moved("b")] and world.replicas["b"].keeper.held(KEY) is not None
 
     run(steps)
 

@@ -484,3 +484,27 @@ def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path):
     assert '"usage"' in rests[1].removeprefix(rests[0]) and "assistant" in rests[2] and "assistant" not in rests[0]
     assert twice == "one turn\n"
     assert json.loads(completed)["usage"]["completion_tokens"] == 8
+
+
+# ------------------------------------------------------------------------------------------------ moved
+
+
+def test_a_stream_whose_session_moves_three_times_is_the_one_that_nobody_moved(client: httpx.Client):
+    how = {**SAMPLED, "max_tokens": 240}
+    expected = alone(client, **how)
+    with asking(client, "wanderer", **how) as lines:
+        parts = [read(lines, 4)]
+        for _ in range(3):
+            moved = client.post("/v1/sessions/wanderer/migrate").json()
+            assert moved["from"] != moved["to"] and moved["hit"] == "peer" and moved["bytes_in_pause"] > 0, moved
+            parts.append(read(lines, 4))
+            assert not parts[-1].done, "the turn ended before its last move"
+        itself = client.post("/v1/sessions/wanderer/migrate", json={"to": moved["to"]}).json()
+        assert (itself["from"], itself["to"], itself["bytes_in_pause"]) == (moved["to"], moved["to"], 0)
+        parts.append(read(lines))
+    ids = [one for part in parts for one in part.ids]
+    assert "".join(part.text for part in parts) == expected and parts[-1].done and len(set(ids[:-3])) == len(ids[:-3])
+    known = until_idle(client, "wanderer")
+    assert known["replica"] == moved["to"] and [entry["finish_reason"] for entry in known["turns"]] == ["length"]
+    client.post("/v1/sessions/wanderer/migrate")
+    assert turn(client, "wanderer", FACT)["session"]["hit"] == "peer"

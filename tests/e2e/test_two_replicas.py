@@ -190,7 +190,7 @@ def test_moved_session_goes_on_like_one_that_stayed(client: httpx.Client, sampli
             before = client.get(f"/v1/sessions/{session}").json()
             if moves:
                 moved = client.post(f"/v1/sessions/{session}/migrate").json()
-                assert moved["from"] == before["replica"] != moved["to"]
+                assert moved["from"] == before["replica"] != moved["to"] and moved["hit"] == "peer"
                 assert epoch(moved) > epoch(before)
             answer = turn(client, session, message, **sampling)
             answers[session].append(text(answer))
