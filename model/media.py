@@ -79,7 +79,7 @@ def _item(
     rows, columns = size[0] // rules.factor, size[1] // rules.factor
     shape = f"{kind} {tuple(pixels.shape)}"
     digest = hashlib.sha256(shape.encode())
-    digest.update(pixels.numpy())
+    digest.update(pixels.numpy().data)
     return MediaItem(kind, pixels, max(1, len(times)), rows, columns, times, digest.hexdigest())
 
 

@@ -163,8 +163,9 @@ def test_patches_of_a_video_are_those_of_its_frames_group_by_group(
 
 
 def test_placeholders_equal_transformers(small: MediaRules) -> None:
-    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.models.qwen3_vl import processing_qwen3_vl
 
+    theirs: Any = processing_qwen3_vl.Qwen3VLProcessor  # its methods, for a stand-in that has no tokenizer
     frames, fps = 7, 23.976
     items = [image_item(noise(100, 70, 3), small), video_item(noise(frames, 40, 90, 3), range(frames), fps, small)]
     text = "see <|vision_start|><|image_pad|><|vision_end|> and <|vision_start|><|video_pad|><|vision_end|>, then"
@@ -177,14 +178,14 @@ def test_placeholders_equal_transformers(small: MediaRules) -> None:
         video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
         all_special_multimodal_tokens=["<|image_pad|>", "<|video_pad|>"],
     )
-    processor._calculate_timestamps = lambda *given: Qwen3VLProcessor._calculate_timestamps(processor, *given)
+    processor._calculate_timestamps = lambda *given: theirs._calculate_timestamps(processor, *given)
     grids = [torch.tensor([[item.frames, 2 * item.rows, 2 * item.columns]]) for item in items]
     metadata = [SimpleNamespace(fps=fps, frames_indices=np.arange(frames))]
     written = (
-        [Qwen3VLProcessor.replace_image_token(processor, {"image_grid_thw": grids[0]}, 0)],
-        [Qwen3VLProcessor.replace_video_token(processor, {"video_grid_thw": grids[1], "video_metadata": metadata}, 0)],
+        [theirs.replace_image_token(processor, {"image_grid_thw": grids[0]}, 0)],
+        [theirs.replace_video_token(processor, {"video_grid_thw": grids[1], "video_metadata": metadata}, 0)],
     )
-    (oracle,), _ = Qwen3VLProcessor.get_text_with_replacements(processor, [text], *written)
+    (oracle,), _ = theirs.get_text_with_replacements(processor, [text], *written)
     assert expand(text, items, TOKENS) == oracle
 
 

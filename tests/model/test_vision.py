@@ -68,7 +68,12 @@ VISION = {
     "out_hidden_size": 32,
     "num_position_embeddings": 25,
 }
-IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+IDS: dict[str, Any] = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
 
 
 @dataclass(frozen=True)
