@@ -166,8 +166,8 @@ def test_placeholders_equal_transformers(small: MediaRules) -> None:
     from transformers.models.qwen3_vl import processing_qwen3_vl
 
     theirs: Any = processing_qwen3_vl.Qwen3VLProcessor  # its methods, for a stand-in that has no tokenizer
-    frames, fps = 7, 23.976
-    items = [image_item(noise(100, 70, 3), small), video_item(noise(frames, 40, 90, 3), range(frames), fps, small)]
+    indices, fps = [0, 3, 9, 14, 20, 31, 40], 7.0
+    items = [image_item(noise(100, 70, 3), small), video_item(noise(len(indices), 40, 90, 3), indices, fps, small)]
     text = "see <|vision_start|><|image_pad|><|vision_end|> and <|vision_start|><|video_pad|><|vision_end|>, then"
     processor = SimpleNamespace(
         image_token="<|image_pad|>",
@@ -180,7 +180,7 @@ def test_placeholders_equal_transformers(small: MediaRules) -> None:
     )
     processor._calculate_timestamps = lambda *given: theirs._calculate_timestamps(processor, *given)
     grids = [torch.tensor([[item.frames, 2 * item.rows, 2 * item.columns]]) for item in items]
-    metadata = [SimpleNamespace(fps=fps, frames_indices=np.arange(frames))]
+    metadata = [SimpleNamespace(fps=fps, frames_indices=np.array(indices))]
     written = (
         [theirs.replace_image_token(processor, {"image_grid_thw": grids[0]}, 0)],
         [theirs.replace_video_token(processor, {"video_grid_thw": grids[1], "video_metadata": metadata}, 0)],

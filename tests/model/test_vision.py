@@ -53,7 +53,7 @@ TEXT = {
         "rope_type": "default",
         "rope_theta": 100.0,
         "partial_rotary_factor": 0.5,
-        "mrope_section": [3, 3, 2],
+        "mrope_section": [4, 2, 2],
         "mrope_interleaved": True,
     },
 }
