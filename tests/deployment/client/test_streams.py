@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployment.client import (
@@ -122,6 +122,7 @@ def test_a_stream_that_breaks_after_any_byte_is_whole_and_has_nothing_twice(sess
             assert second.headers["idempotency-key"] == first.headers["idempotency-key"]
 
 
+@settings(deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 2500), max_size=5),
     bounds=st.sets(st.integers(1, IDS - 1), max_size=6).map(sorted),
@@ -142,6 +143,7 @@ def test_streams_that_break_again_and_again_in_parts_of_any_size_are_whole(
     assert positions == sorted(positions)
 
 
+@settings(deadline=None)
 @given(first=st.integers(0, 9000), bounds=st.sets(st.integers(1, IDS - 1), max_size=6).map(sorted))
 def test_a_turn_that_is_told_again_in_other_pieces_is_whole(first: int, bounds: list[int]):
     """As after a move: events may end elsewhere, and the text is the same."""
