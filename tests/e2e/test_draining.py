@@ -29,6 +29,9 @@ from deployment.cluster.names import remove
 from deployment.event_ids import parse_event_id
 from tests.e2e.cluster import FACT, QUESTION, chat, turn
 
+# Minutes of deploys and drains.
+pytestmark = pytest.mark.soak
+
 APP = "draining"
 ROOT = Path(__file__).resolve().parents[2]
 LONG: dict[str, Any] = {
