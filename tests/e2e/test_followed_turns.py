@@ -490,7 +490,7 @@ def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path):
 
 
 def test_a_stream_whose_session_moves_three_times_is_the_one_that_nobody_moved(client: httpx.Client):
-    how = {**SAMPLED, "max_tokens": 240}
+    how = {**SAMPLED, "max_tokens": 160}
     expected = alone(client, **how)
     with asking(client, "wanderer", **how) as lines:
         parts = [read(lines, 4)]
