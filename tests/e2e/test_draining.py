@@ -29,6 +29,9 @@ from deployment.cluster.names import remove
 from deployment.event_ids import parse_event_id
 from tests.e2e.cluster import FACT, QUESTION, chat, turn
 
+# Minutes of deploys and drains.
+pytestmark = pytest.mark.soak
+
 APP = "draining"
 ROOT = Path(__file__).resolve().parents[2]
 LONG: dict[str, Any] = {
@@ -116,7 +119,7 @@ def deployed() -> Iterator[Deployed]:
 @pytest.fixture
 def client(deployed: Deployed) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {secrets.token_hex(8)}"}
-    with httpx.Client(base_url=deployed.url, timeout=60, headers=headers) as client:
+    with httpx.Client(base_url=deployed.url, timeout=300, headers=headers) as client:
         yield client
 
 
@@ -191,7 +194,7 @@ def read_all(client: httpx.Client, names: list[str]) -> tuple[list[Reader], list
 def check(client: httpx.Client, readers: list[Reader], threads: list[threading.Thread]) -> None:
     """Every answer is whole, and says what its session says; equal seeds said the same."""
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     assert [reader.flaw for reader in readers] == [None] * len(readers)
     for reader in readers:
         known = client.get(f"/v1/sessions/{reader.session}").json()
