@@ -125,7 +125,7 @@ def usual_gap(stream: Stream, moves: list[Move]) -> float:
     return statistics.median(outside)
 
 
-def measured(url: str, wanted: int) -> list[dict[str, Any]]:
+def moves_of_the_demo(url: str, wanted: int) -> dict[str, Any]:
     pauses: list[float] = []
     stands: list[float] = []
     answers: list[dict[str, Any]] = []
@@ -141,21 +141,19 @@ def measured(url: str, wanted: int) -> list[dict[str, Any]]:
         pauses += [max(stream.gaps(move.began, move.ended + SETTLE_SECONDS)) - gap for move in moves]
         stands += [move.answer["pause_seconds"] for move in moves]
         answers += [move.answer for move in moves]
-    return [
-        {
-            "what": "demo, two replicas of one node",
-            "moves": len(pauses),
-            "seconds": {
-                "pause_p50": statistics.median(pauses),
-                "pause_p99": percentile(pauses, 0.99),
-                "stands_p50": statistics.median(stands),
-                "stands_p99": percentile(stands, 0.99),
-                "usual_gap": statistics.median(usual),
-            },
-            "bytes_ahead": statistics.median(answer["bytes_ahead"] for answer in answers),
-            "bytes_in_pause": statistics.median(answer["bytes_in_pause"] for answer in answers),
-        }
-    ]
+    return {
+        "what": "demo, two replicas of one node",
+        "moves": len(pauses),
+        "seconds": {
+            "pause_p50": statistics.median(pauses),
+            "pause_p99": percentile(pauses, 0.99),
+            "stands_p50": statistics.median(stands),
+            "stands_p99": percentile(stands, 0.99),
+            "usual_gap": statistics.median(usual),
+        },
+        "bytes_ahead": statistics.median(answer["bytes_ahead"] for answer in answers),
+        "bytes_in_pause": statistics.median(answer["bytes_in_pause"] for answer in answers),
+    }
 
 
 # ------------------------------------------------------------------------------------------------ 27B
@@ -244,17 +242,20 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
-        rows = measured(url, args.moves)
-    rows += [asyncio.run(moves_of_27b(hashed)) for hashed in (True, False)]
-    for row in rows:
+    rows: list[dict[str, Any]] = []
+
+    def measured_one(row: dict[str, Any]) -> None:
+        rows.append({**row, "load": f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"})
         steps = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in row["seconds"].items())
         moves = f"{row['moves']} moves, {row['bytes_ahead']} bytes ahead, {row['bytes_in_pause']} in the pause"
-        print(f"{row['what']}: {moves}; {steps}", flush=True)
-    facts = {"machine": platform.machine(), "torch": torch.__version__}
-    facts["load"] = f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"
-    if args.output:
-        write_results(args.output, facts, rows)
+        print(f"{row['what']}: {moves}; {steps}; load {rows[-1]['load']}", flush=True)
+        if args.output:
+            write_results(args.output, {"machine": platform.machine(), "torch": torch.__version__}, rows)
+
+    for hashed in (True, False):
+        measured_one(asyncio.run(moves_of_27b(hashed)))
+    with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+        measured_one(moves_of_the_demo(url, args.moves))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ def _parcel(pieces: list[Piece], parts: list[np.ndarray]) -> Parcel:
 
 @dataclass
 class _Partial:
-    data: bytearray
-    counts: dict[int, int] = field(default_factory=dict)
+    """Parts of a segment by their offsets."""
+
+    size: int
+    parts: dict[int, bytes] = field(default_factory=dict)
 
 
 class Assembly:
@@ -80,12 +82,11 @@ class Assembly:
             if piece.count == piece.size:
                 whole.append(SegmentBytes(piece.name, part.tobytes()))
                 continue
-            held = self._partial.setdefault(piece.name, _Partial(bytearray(piece.size)))
-            held.data[piece.offset : piece.offset + piece.count] = part.data
-            held.counts[piece.offset] = piece.count
-            if sum(held.counts.values()) == piece.size:
+            held = self._partial.setdefault(piece.name, _Partial(piece.size))
+            held.parts[piece.offset] = part.tobytes()
+            if sum(map(len, held.parts.values())) == piece.size:
                 del self._partial[piece.name]
-                whole.append(SegmentBytes(piece.name, bytes(held.data)))
+                whole.append(SegmentBytes(piece.name, b"".join(held.parts[at] for at in sorted(held.parts))))
         return tuple(whole)
 
     def _check(self, parcel: Parcel) -> None:
@@ -94,8 +95,8 @@ class Assembly:
             raise StateError(f"a parcel has {len(parcel.data)} bytes, its pieces have {told}")
         for number, piece in enumerate(parcel.pieces):
             held = self._partial.get(piece.name)
-            if held is not None and len(held.data) != piece.size:
-                raise StateError(f"pieces[{number}].size is {piece.size}, was {len(held.data)} before")
+            if held is not None and held.size != piece.size:
+                raise StateError(f"pieces[{number}].size is {piece.size}, was {held.size} before")
             if piece.offset < 0 or not 0 < piece.count <= piece.size - piece.offset:
                 place = f"{piece.count} bytes at {piece.offset}"
                 raise StateError(f"pieces[{number}] has {place}, its segment has {piece.size}")
