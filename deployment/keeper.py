@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from deployment.locks import Locks
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
-from deployment.ownership.words import NOTHING, Member, SessionKey
+from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
@@ -43,6 +44,8 @@ KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
 
 LOCATE_SECONDS = 10.0
+
+DELETED_KEPT = 4096
 HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
@@ -86,6 +89,7 @@ class SessionKeeper:
             offered=self._offered, drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
+        self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
         self._copying = Locks()
         self._deleting = Locks()
@@ -143,6 +147,8 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
+            if must_exist and believed is not None and believed.epoch <= self._deleted.get(key, NEVER):
+                raise unknown_session(key.session)  # it was there when its asker looked
             try:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
@@ -591,6 +597,13 @@ class SessionKeeper:
         self._durable.forget(session.key)
         await self._drop(session)
 
+    def _note_deleted(self, key: SessionKey, epoch: Epoch) -> None:
+        """For requests that were on their way while the session was deleted; the directory tells all later ones."""
+        self._deleted[key] = epoch
+        self._deleted.move_to_end(key)
+        while len(self._deleted) > DELETED_KEPT:
+            self._deleted.popitem(last=False)
+
     async def delete(self, session: Session, at: float) -> None:
         """A running turn is cancelled. All copies have its tombstone when this returns. `at`: seconds since 1970.
         RequestError (503)."""
@@ -602,8 +615,9 @@ class SessionKeeper:
                     await session.running.ended()
                 # A first turn that left nothing took its session along; and somebody else may have deleted it.
                 if self._sessions.get(session.key) is session:
-                    await self._bury(session.key, at)
                     epoch = session.epoch
+                    self._note_deleted(session.key, epoch)
+                    await self._bury(session.key, at)
                     await self.forget(session)
                     await self._durable.delete(session.key, epoch)
             except StateError as error:

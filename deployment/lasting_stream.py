@@ -22,7 +22,6 @@ from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.session_api import located
-from deployment.turns import seed_of
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
 GIVE_UP_SECONDS = 60.0
@@ -36,11 +35,12 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `replica`: who told the last of it; `sent_to`: who should be asked next, by the word of the one that was
-    asked before."""
+    are over; `replica`: who told the last of it; `draws`: the turn's seed; `sent_to`: who should be asked next, by the
+    word of the one that was asked before."""
 
     after: str | None = None
     replica: str | None = None
+    draws: int | None = None
     began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
@@ -59,6 +59,7 @@ class _Reader:
         self.heard = time.monotonic()
         if isinstance(told.event, Opened):
             self.replica = told.event.replica
+            self.draws = told.event.seed
             if self.began:
                 return False
             self.began = True
@@ -87,8 +88,6 @@ class LastingStream:
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
         reader = _Reader()
-        # Whoever goes on must draw as the first one did.
-        turn = turn if turn.key is not None else replace(turn, seed=seed_of(turn.seed))
         while True:
             try:
                 if turn.key is not None and reader.began:
@@ -148,7 +147,8 @@ class LastingStream:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
         route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
-        async with aclosing(self._told(route, reader, "take_turn", replace(turn, resumed=rounds))) as events:
+        turn = replace(turn, resumed=rounds, draws=reader.draws)
+        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
 

@@ -174,7 +174,7 @@ class TurnDesk:
     ) -> HeldTurn:
         """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
         503 if its session is another replica's by now, 400 for what no log can hold."""
-        seed = seed_of(request.seed)
+        seed = seed_of(request.seed) if request.draws is None else request.draws
         turn_log: TurnLog | None = None
         if session is not None:
             try:

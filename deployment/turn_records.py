@@ -13,7 +13,7 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "resumed", "accept_durable",
+    "resumed", "accept_durable", "draws",
 }  # fmt: skip
 """What a record says elsewhere, or what says only who asked."""
 

@@ -37,6 +37,7 @@ class TurnRequest:
     token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
     `accept_durable`: an older state of the session will do, if its newest is lost.
+    `draws`: the seed that it drew by where it ran before.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     """
 
@@ -75,6 +76,7 @@ class TurnRequest:
     repeated: bool = False
     hint: str | None = None
     accept_durable: bool = False
+    draws: int | None = None
     resumed: tuple[tuple[Round, ...], ...] = ()
 
     @property

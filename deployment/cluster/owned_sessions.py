@@ -260,8 +260,11 @@ class OwnedSessions:
         self._dispatch(owned, owned.owner.offer(destination, time.monotonic()))
 
     def forget(self, key: SessionKey) -> None:
-        """The replica has no use for the session any more. It stays the owner for others until somebody claims it."""
-        self._owned.pop(key, None)
+        """The replica has no use for the session any more. It stays the owner for others until somebody claims it. One
+        that is just being taken, as under a name that was free again, is another one."""
+        owned = self._owned.get(key)
+        if owned is not None and (owned.opened is not None or owned.end is not None):
+            del self._owned[key]
 
     # -------------------------------------------------------------------------------------------- inside
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from deployment.cluster.names import (
     NAMESPACE,
@@ -126,18 +126,20 @@ def test_a_host_store_that_was_started_again_makes_itself_known_to_a_directory_t
             pid: Any = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
             os.kill(pid, signal.SIGKILL)
             answered(actor)
-        deadline = time.monotonic() + 10
-        while (placed := ray.get(directory.locate.remote(key()), timeout=5)) is not None:
+        deadline = time.monotonic() + 30
+        while (placed := ray.get(directory.locate.remote(key()), timeout=30)) is not None:
             assert time.monotonic() < deadline, placed
             time.sleep(0.1)
 
 
 def answered(actor: Any) -> None:
-    """Waits until an actor that is being started again answers."""
+    """Waits until an actor that is being started again answers. What was asked too early may never be answered."""
+    deadline = time.monotonic() + 60
     while True:
         try:
-            return ray.get(actor.__ray_ready__.remote(), timeout=10)
-        except RayActorError:
+            return ray.get(actor.__ray_ready__.remote(), timeout=5)
+        except (RayActorError, GetTimeoutError):
+            assert time.monotonic() < deadline
             time.sleep(0.05)
 
 
