@@ -8,23 +8,44 @@ from deployment.ingress import Ingress
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
 
+LEAST_LEAVING_SECONDS = 20.0
+"""Serve's own default: what a replica has that holds next to nothing."""
+
+MOVE_BYTES_PER_SECOND = 0.5e9
+"""What sessions move at, assumed: 10 Gbit/s between two nodes, of which they get two fifths. Between replicas of one
+node, and to a GPU, it is more."""
+
+CUT_SECONDS = 10.0
+"""From the end of an ingress's streams to its own: the directory's and the ingress's looks at Serve, and a slow end."""
+
+
+def leaving_seconds(state_bytes: int) -> float:
+    """How long Serve waits for an engine replica that is to end: all sessions that it can hold move meanwhile."""
+    return LEAST_LEAVING_SECONDS + state_bytes / MOVE_BYTES_PER_SECOND
+
 
 def build(args: AppArgs) -> serve.Application:
     """One ingress in front of `args.replicas` engines."""
+    return application(args, EngineReplica)
+
+
+def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Application:
+    """The same with replicas of this class."""
     engines = serve.deployment(
-        EngineReplica,
+        replica,
         name="EngineReplica",
         num_replicas=args.replicas,
         ray_actor_options=args.ray_actor_options,
         # Turns queue in the engine, which knows its lanes; Serve should not hold any back.
         max_ongoing_requests=1024,
         request_router_config=RequestRouterConfig(
-            request_router_class="deployment.router:SessionRouter"  # pyright: ignore[reportArgumentType]
+            request_router_class="deployment.router:SessionRouter",  # pyright: ignore[reportArgumentType]
+            request_routing_stats_period_s=1,  # pyright: ignore[reportArgumentType]
         ),
         health_check_period_s=1 if args.device == "cpu" else 5,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=60,
+        graceful_shutdown_timeout_s=leaving_seconds(args.host_store_bytes),
         max_constructor_retry_count=2,
     )
     ingress = serve.deployment(
@@ -33,6 +54,6 @@ def build(args: AppArgs) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=4096,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=60,
+        graceful_shutdown_timeout_s=args.stream_grace_seconds + CUT_SECONDS,
     )
     return ingress.bind(engines.bind(args), args)

@@ -26,8 +26,9 @@ from deployment.engine.loading import Models
 from deployment.engine.messages import Failed, Grammar, Submit
 from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
+from deployment.json_reading import read_json
 from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
-from deployment.schemas import Message, TokenId, TurnBody, parse, read_json
+from deployment.schemas import Message, TokenId, TurnBody, parse
 from deployment.turns import seed_of, top_k_of
 
 NOT_IN_A_BATCH = ("model", "stream", "stream_options", "priority", "queue_seconds")

@@ -12,6 +12,7 @@ from deployment.usage import one_sentence
 if TYPE_CHECKING:
     from deployment.engine.loading import Models
     from model.config import DraftConfig, TargetConfig
+    from model.vision_config import VisionConfig
     from state.geometry import StateGeometry
 
 Rows = list[tuple[str, str]]
@@ -29,6 +30,7 @@ def check_model(
         from deployment.engine.loading import DTYPES, load_models, state_geometry, stretched
         from deployment.engine.options import EngineOptions
         from model.config import check_fit, load_draft_config, load_target_config
+        from model.vision_config import load_vision_config
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
@@ -36,7 +38,10 @@ def check_model(
         draft_config = None if draft is None else load_draft_config(draft)
         if draft_config is not None:
             check_fit(config, draft_config)
+        vision_config = load_vision_config(target, config)
         _show("Target", _target_rows(config))
+        if vision_config is not None:
+            _show("Vision tower", _vision_rows(vision_config))
         if draft_config is not None:
             _show("Drafter", _draft_rows(draft_config))
         _show(f"State in {dtype}", _state_rows(state_geometry(config, draft_config, DTYPES[dtype])))
@@ -81,6 +86,17 @@ def _target_rows(config: TargetConfig) -> Rows:
     return [*rows, ("feed-forward", f"{mixture}, and a shared one of {moe.shared_intermediate_size}")]
 
 
+def _vision_rows(config: VisionConfig) -> Rows:
+    seen = config.patch * config.merge
+    return [
+        ("hidden / layers", f"{config.hidden_size} / {config.depth}"),
+        ("attention", f"{config.num_heads} heads of {config.head_dim}, within a frame"),
+        ("patch", f"{config.patch} x {config.patch} pixels of {config.temporal_patch} frames"),
+        ("positions", f"a grid of {config.position_side} x {config.position_side}, resampled"),
+        ("one embedding", f"{seen} x {seen} pixels"),
+    ]
+
+
 def _draft_rows(config: DraftConfig) -> Rows:
     if config.causal is None:
         causality = "not said: non-causal, unless draft_causal is true"
@@ -123,7 +139,18 @@ def _file_rows(models: Models) -> Rows:
     from deployment.engine.loading import kinds_of
 
     rows = [("public token ids", f"{models.target.public_rows}")]
+    if models.quantised is not None:
+        blocks = f"{models.quantised.rows} x {models.quantised.columns}"
+        rows.append(("FP8 weights", f"in blocks of {blocks}, computed with in the model's dtype"))
+    rows.append(("images and video", _media_row(models)))
     for directory, names in models.skipped.items():
         if names:
             rows.append((f"skipped in {directory.name}", f"{len(names)} tensors ({', '.join(kinds_of(names))})"))
     return [*rows, ("every tensor it needs", "is there, in its shape")]
+
+
+def _media_row(models: Models) -> str:
+    if models.vision is None:
+        return "refused: the files hold no vision tower"
+    rules = models.vision.rules
+    return f"images of up to {rules.image.max_pixels} pixels, videos of up to {rules.video.max_pixels} in all frames"

@@ -1,4 +1,4 @@
-"""`dflash-serve`: serve, down, demo, generate, check-model, state. A mistake is one sentence and exit code 2."""
+"""`dflash-serve`: serve, down, demo, chat, generate, check-model, state. A mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
 from deployment.state_command import app as state_app
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(chat)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")
@@ -74,6 +76,9 @@ def serve(
         bool, typer.Option("--accept-new-weights", help="Append turns go on from another model's tokens.")
     ] = False,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
+    detach_seconds: Annotated[
+        float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
+    ] = 30.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -89,6 +94,7 @@ def serve(
             draft_tokens=draft_tokens,
             draft_tokens_by_lanes=draft_tokens_by_lanes,
             model_name=model_name,
+            detach_seconds=detach_seconds,
             context=context,
             backend=backend,
             draft_causal=draft_causal,

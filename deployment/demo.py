@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
+from deployment.client import Answer, AnswerEvent, Client, Text
+from deployment.client.events import collected
 from deployment.local import port_is_free, running, until_interrupted
 from deployment.settings import AppArgs
 
@@ -30,20 +31,6 @@ COUNT = "Count from 3 in steps of 2, 12 numbers."
 FACT = "My locker code is 4172."
 QUESTION = "What is my locker code?"
 ANSWER = "4172"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One streamed answer: what the last chunks and the headers said."""
-
-    text: str
-    usage: dict[str, Any]
-    meta: dict[str, Any]
-    session: dict[str, Any] | None
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.usage["completion_tokens"] / max(self.meta["seconds"], 1e-9)
 
 
 @dataclass
@@ -60,15 +47,14 @@ class Report:
             self.failed.append(what)
 
     def step(self, name: str, answer: Answer) -> None:
-        session = answer.session or {"hit": "none", "reused": 0, "prefilled": answer.usage["prompt_tokens"]}
-        accepted = f"{answer.meta['spec_accept_length']:.2f}"
-        self.rows.append(
-            (name, answer.meta["replica"], session["hit"], str(session["reused"]), str(session["prefilled"]), accepted)
+        ended, resume = answer.ended, answer.resume
+        hit, reused, prefilled = (
+            (resume.hit, resume.reused, resume.prefilled) if resume else ("none", 0, answer.usage.prompt_tokens)
         )
-        if answer.session:
+        self.rows.append((name, ended.replica, hit, str(reused), str(prefilled), f"{ended.acceptance_length:.2f}"))
+        if resume:
             self.console.print(
-                f"   replica {answer.meta['replica']}; state from: {session['hit']}; "
-                f"{session['reused']} tokens reused, {session['prefilled']} prefilled"
+                f"   replica {ended.replica}; state from: {hit}; {reused} tokens reused, {prefilled} prefilled"
             )
 
     def table(self) -> Table:
@@ -81,57 +67,32 @@ class Report:
         return table
 
 
-class Client:
-    """Just enough of a client for the demo. `console` shows answers while they stream."""
+class Visitor:
+    """Who asks the demo's questions. `console` shows answers while they stream."""
 
-    def __init__(self, url: str, console: Console) -> None:
-        self._http = httpx.Client(base_url=url, timeout=60)
+    def __init__(self, client: Client, console: Console) -> None:
+        self.client = client
         self._console = console
 
-    def ask(self, path: str, text: str, session: str | None = None, **extra: Any) -> Answer:
+    def ask(self, text: str, session: str | None = None, *, append: bool = False, drafting: bool = True) -> Answer:
         """Sends one user message and streams the answer, greedily."""
-        body = {
-            "messages": [{"role": "user", "content": text}],
-            "temperature": 0,
-            "max_tokens": 64,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **extra,
-        }
-        headers = {"x-session-id": session} if session else {}
         self._console.print(f"   [bold]you[/]   {text}")
         self._console.print("   [bold]model[/] ", end="")
-        pieces: list[str] = []
-        last: dict[str, Any] = {}
-        usage: dict[str, Any] = {}
-        with self._http.stream("POST", path, json=body, headers=headers) as response:
-            if response.status_code != 200:
-                response.read()
-                raise RuntimeError(f"POST {path}: {response.status_code} {response.text}")
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RuntimeError(f"POST {path}: {chunk['error']['message']}")
-                if chunk["choices"]:
-                    piece = chunk["choices"][0]["delta"].get("content", "")
-                    pieces.append(piece)
-                    self._console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-                last = chunk if "meta_info" in chunk else last
-                usage = chunk.get("usage") or usage
+        messages = [{"role": "user", "content": text}]
+        options = {"temperature": 0, "max_tokens": 64, "drafting": drafting}
+        told = self.client.stream(messages, session=session, append=append, options=options)
+        answer = collected(self._shown(told))
         self._console.print()
-        return Answer("".join(pieces), usage, last["meta_info"], last.get("session"))
+        return answer
 
-    def post(self, path: str) -> dict[str, Any]:
-        response = self._http.post(path)
-        if response.status_code != 200:
-            raise RuntimeError(f"POST {path}: {response.status_code} {response.text}")
-        return response.json()
+    def _shown(self, told: Iterator[AnswerEvent]) -> Iterator[AnswerEvent]:
+        for event in told:
+            if isinstance(event, Text):
+                self._console.print(event.content, end="", markup=False, highlight=False, soft_wrap=True)
+            yield event
 
     def process_of(self, replica: str) -> int:
-        replicas = self._http.get("/v1/replicas").json()["data"]
-        return next(entry["pid"] for entry in replicas if entry["id"] == replica)
+        return next(entry["pid"] for entry in self.client.replicas() if entry["id"] == replica)
 
 
 def run(port: int | None, keep: bool) -> int:
@@ -144,7 +105,8 @@ def run(port: int | None, keep: bool) -> int:
     with running(args, host=HOST, port=port, quiet=True) as url:
         console.print(f"   up at {url} after {time.monotonic() - begun:.0f} s")
         report = Report(console)
-        show(Client(url, console), report)
+        with Client(url) as client:
+            show(Visitor(client, console), report)
         console.print(report.table())
         for what in report.failed:
             console.print(f"[red]FAILED[/] {what}")
@@ -160,52 +122,48 @@ def run(port: int | None, keep: bool) -> int:
     return 1 if report.failed else 0
 
 
-def show(client: Client, report: Report) -> None:
+def show(visitor: Visitor, report: Report) -> None:
     """The steps, in the order of this module's docstring."""
     say = report.console.print
 
     say("\n[bold]1. A streamed answer, with and without drafting[/]")
-    drafted = client.ask("/v1/chat/completions", COUNT)
-    accepted = drafted.meta["spec_accept_length"]
+    drafted = visitor.ask(COUNT)
+    accepted = drafted.ended.acceptance_length
     say(f"   DFlash2: acceptance length {accepted:.2f}, {drafted.tokens_per_second:.0f} tokens/s")
     report.step("streamed, DFlash2", drafted)
-    plain = client.ask("/v1/chat/completions", COUNT, drafting=False)
+    plain = visitor.ask(COUNT, drafting=False)
     say(f"   drafting off: {plain.tokens_per_second:.0f} tokens/s")
     report.step("streamed, drafting off", plain)
-    report.check(drafted.text == plain.text, "drafting does not change a greedy answer")
-    report.check(drafted.meta["spec_accept_length"] > 1.5, "a round accepts more than it would without drafts")
+    report.check(drafted.content == plain.content, "drafting does not change a greedy answer")
+    report.check(accepted > 1.5, "a round accepts more than it would without drafts")
 
     say("\n[bold]2. A fact, told in turn 1 of a session[/]")
     session = f"demo-{secrets.token_hex(4)}"
-    turns = f"/v1/sessions/{session}/turns"
-    told = client.ask("/v1/chat/completions", FACT, session)
+    told = visitor.ask(FACT, session)
     report.step("fact told", told)
 
     say("\n[bold]3. The session moves to the other replica, and is asked there in an append turn[/]")
-    moved = client.post(f"/v1/sessions/{session}/migrate")
+    moved = visitor.client.migrate(session)
     say(f"   moved from replica {moved['from']} to {moved['to']} at frontier {moved['frontier']}")
-    asked = client.ask(turns, QUESTION)
+    asked = visitor.ask(QUESTION, session, append=True)
     report.step("asked after the move", asked)
-    report.check(ANSWER in asked.text, f"the answer holds {ANSWER}")
-    report.check(asked.meta["replica"] == moved["to"] != told.meta["replica"], "the other replica answered")
+    report.check(ANSWER in asked.content, f"the answer holds {ANSWER}")
+    report.check(asked.ended.replica == moved["to"] != told.ended.replica, "the other replica answered")
     report.check(_reused_all(told, asked), "nothing of turn 1 was computed again")
 
-    say(f"\n[bold]4. Replica {asked.meta['replica']} is killed (SIGKILL), and the session is asked again[/]")
-    os.kill(client.process_of(asked.meta["replica"]), signal.SIGKILL)
-    again = client.ask(turns, QUESTION)
+    say(f"\n[bold]4. Replica {asked.ended.replica} is killed (SIGKILL), and the session is asked again[/]")
+    os.kill(visitor.process_of(asked.ended.replica), signal.SIGKILL)
+    again = visitor.ask(QUESTION, session, append=True)
     report.step("asked after the kill", again)
-    report.check(ANSWER in again.text, f"the answer holds {ANSWER}")
-    report.check(again.meta["replica"] != asked.meta["replica"], "another replica answered")
-    report.check((again.session or {})["hit"] == "host", "its state came from the node's host store")
+    report.check(ANSWER in again.content, f"the answer holds {ANSWER}")
+    report.check(again.ended.replica != asked.ended.replica, "another replica answered")
+    report.check(again.resume is not None and again.resume.hit == "host", "its state came from the node's host store")
     report.check(_reused_all(asked, again), "nothing of the turns before was computed again")
 
 
 def _reused_all(before: Answer, after: Answer) -> bool:
-    return (
-        before.session is not None
-        and after.session is not None
-        and after.session["reused"] >= before.session["frontier"]
-    )
+    left, found = before.resume, after.resume
+    return left is not None and found is not None and left.frontier is not None and found.reused >= left.frontier
 
 
 def _free_port() -> int:

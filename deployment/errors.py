@@ -37,6 +37,10 @@ class Refused:
         kind = _TYPE_OF_STATUS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def error(self) -> RequestError:
+        return RequestError(self.status, self.code, self.message, self.param)
+
 
 class RequestError(Exception):
     """Raised inside one process; `refused` is what the client gets."""
@@ -65,6 +69,11 @@ def session_busy(session: str, what: str) -> RequestError:
 
 def session_unavailable(session: str, why: str) -> RequestError:
     return RequestError(503, "session_unavailable", f"session {session!r} cannot be continued now: {why}", "session")
+
+
+def turn_not_kept(turn: str) -> RequestError:
+    message = f"the events of turn {turn} are not kept any more; its session's transcript has its text"
+    return RequestError(410, "turn_not_kept", message, "turn")
 
 
 def of_engine(code: str, message: str, param: str | None) -> Refused:

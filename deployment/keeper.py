@@ -1,127 +1,217 @@
-"""The owner's part of `spec/ownership.md`: which sessions this replica holds, how it gets and gives them, their copies.
+"""Which sessions does this replica hold, and how does it get, copy, give and lose them?
 
-Thin for now: a session is taken over without waiting for a lease, and Host replicas follow a turn instead of a log of
-its rounds. The fence is whole: what an older owner writes after a takeover is refused by epoch.
+Above the ownership machines: what a session is, is what its newest image says and its log after that. A turn whose end
+is not in the log goes on here, from the last round that is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-import math
 import time
-from typing import Protocol
-from weakref import WeakValueDictionary
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from ray.exceptions import RayError
 
-from deployment.actors import Cluster
+from deployment import wire
+from deployment.arrivals import Arrival, Arrivals
+from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
+from deployment.cluster.transport import Cluster
+from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
 from deployment.engine.service import EngineService
-from deployment.errors import (
-    Refused,
-    RequestError,
-    session_busy,
-    session_exists,
-    session_unavailable,
-    unknown_session,
-)
-from deployment.ownership import Conflict, Epoch, Placement, SessionKey
-from deployment.session import Session
-from deployment.wire import HandedOver, NotHere
+from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
+from deployment.locks import Locks
+from deployment.moving import Departure, NotMoved, Send
+from deployment.ownership.log import Deleted, HeadMoved, Numbered
+from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, SessionKey
+from deployment.session import Session, engine_id_of
+from deployment.session_log import LoggedTurn, living, logged_turns
+from deployment.turn_records import turn_record
+from deployment.turns import TurnText
+from state.errors import StateError
 from state.session_record import SessionRecord
 
-MOVE_SECONDS = 30.0
-"""How long a session that was given away waits for its new owner's word before it takes turns again."""
+KEPT_SECONDS = 30.0
+"""How long a session that is made of an image waits for all copies to hold it."""
+
+LOCATE_SECONDS = 10.0
+
+DELETED_KEPT = 4096
+HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
 
-
-class Peers(Protocol):
-    """The other replicas of this deployment."""
-
-    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused: ...
-
-    async def release(self, placement: Placement) -> None: ...
+T = TypeVar("T")
 
 
-class _Locks:
-    """A lock for each session, for as long as somebody holds it or waits for it."""
+@dataclass(frozen=True)
+class _Rebuilt:
+    """A session as its copies say it. `newest`: the last turn that its log tells, which may have to go on; `arrival`:
+    what its last owner sent, if its state was made of that."""
 
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[SessionKey, asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, key: SessionKey) -> asyncio.Lock:
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
+    session: Session
+    hit: Hit
+    newest: LoggedTurn | None
+    arrival: Arrival | None
 
 
 class SessionKeeper:
     """All sessions that one replica owns."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, peers: Peers) -> None:
+    def __init__(
+        self,
+        replica: str,
+        service: EngineService,
+        cluster: Cluster,
+        transport: Transport,
+        durable: DurableCopies,
+        arrivals: Arrivals,
+        send: Send,
+    ) -> None:
+        """`arrivals`: what others sent of sessions that they may give; `send` reaches another replica's."""
         self._replica = replica
+        self._arrivals = arrivals
+        self._send = send
         self._service = service
         self._cluster = cluster
-        self._peers = peers
+        self._durable = durable
+        self._owned = OwnedSessions(
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
+            offered=self._offered, drain=lambda message: self._drain(message),
+        )  # fmt: skip
         self._sessions: dict[SessionKey, Session] = {}
-        self._getting = _Locks()
-        self._copying = _Locks()
+        self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
+        self._getting = Locks()
+        self._copying = Locks()
+        self._deleting = Locks()
         self._calls = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._resume: Callable[[Session, LoggedTurn], None] | None = None
+        self._drain: Callable[[Drain], None] = lambda message: None
+
+    def start(self, resume: Callable[[Session, LoggedTurn], None], drain: Callable[[Drain], None]) -> None:
+        """From the replica's event loop. `resume` is given the newest turn that the log of a session tells which was
+        taken over: it goes on here, or if it is over, is told here to those who have not heard its end. `drain` is
+        given the directory's word that the replica is about to go."""
+        self._resume = resume
+        self._drain = drain
+        self._owned.start()
+        self._durable.start()
+        self._spawn(self._publish_idle())
+
+    def close(self) -> None:
+        self._owned.close()
+        for task in self._tasks:
+            task.cancel()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    @property
-    def running(self) -> int:
-        return sum(session.running is not None for session in self._sessions.values())
-
-    def owned(self) -> tuple[Session, ...]:
+    def all(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())
 
     def held(self, key: SessionKey) -> Session | None:
-        return self._sessions.get(key)
+        """A session that this replica may commit to, as far as it knows."""
+        return self._sessions.get(key) if key in self._owned else None
 
-    async def acquire(self, key: SessionKey, believed: Placement | None, *, must_exist: bool) -> tuple[Session, Hit]:
+    # -------------------------------------------------------------------------------------------- getting
+
+    async def acquire(
+        self,
+        key: SessionKey,
+        believed: Placed | None,
+        *,
+        must_exist: bool,
+        anew: bool = False,
+        accept_durable: bool = False,
+    ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
-        `believed` is what the caller read from the directory a moment ago. The Hit says where the state came from:
-        `device` if it was here. Raises RequestError: 404, 409 while the owner is busy, 503.
+        `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
+        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
+        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
-            held = self._sessions.get(key)
+            held = self.held(key)
             if held is not None:
-                if believed is None or believed.epoch != held.epoch:
-                    believed = await self._cluster.locate(key)
-                if believed is not None and believed.epoch == held.epoch:
-                    await self._onto_device(held)
-                    return held, "device"
-                # Somebody else became the owner, or deleted it, while we could not be reached.
-                await self.forget(held)
-            for _ in range(5):
-                if believed is None:
-                    if must_exist:
-                        raise unknown_session(key.session)
-                    granted = await self._cluster.claim(key, self._replica, None)
-                    if not isinstance(granted, Conflict):
-                        session = self._sessions[key] = Session(key, granted.epoch)
-                        return session, "none"
-                else:
-                    got = await self._take_over(believed)
-                    if not isinstance(got, Conflict):
-                        return got
-                    granted = got
-                believed = granted.current
-            raise session_unavailable(key.session, "its owner changes too quickly")
+                await self._onto_device(held)
+                return held, "device"
+            if must_exist and believed is None and await self.located(key) is None:
+                raise unknown_session(key.session)
+            if must_exist and believed is not None and believed.epoch <= self._deleted.get(key, NEVER):
+                raise unknown_session(key.session)  # it was there when its asker looked
+            try:
+                opened = await self._taken(key, anew=False)
+            except NoCopyLeft:
+                return await self._restored(key, anew, accept_durable)
+            if must_exist and not _exists(opened):
+                await self._take_back(opened)
+                raise unknown_session(key.session)
+            return await self._load(opened)
+
+    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+        """A session of which no copy is left that counts: from the durable tier, or by the history that its client
+        has."""
+        async with self._durable.found(key) as found:
+            usable = found is not None and (found.continues or accept_durable or anew)
+            if not usable and not anew:
+                why = "no copy of its newest state is left; send the full history"
+                older = ", or x-session-accept: durable for an older state" if found is not None else ""
+                raise session_unavailable(key.session, why + older)
+            opened = await self._taken(key, anew=True)
+            if found is None:
+                return await self._load(opened)
+            session, hit = await self._import(opened, found.document, "disk")
+            while not self._is_loaded(opened):
+                opened = await self._taken(key, anew=True)
+            session.epoch, session.created = opened.epoch, True
+            self._sessions[key] = session
+            await self.settle(session)
+            await self._durable.taken(key)
+        return session, hit
+
+    async def adopt(self, offer: Offer) -> None:
+        """Takes over what another replica offers."""
+        async with self._getting.of(offer.key):
+            if self.held(offer.key) is None:
+                await self._load(await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source))
+
+    async def located(self, key: SessionKey) -> Placed | None:
+        """Where the session is; None: there is none. RequestError (503) while nobody can say."""
+        try:
+            async with asyncio.timeout(LOCATE_SECONDS):
+                while isinstance(placed := await self._cluster.locate(key), Wait):
+                    await asyncio.sleep(min(placed.seconds, 0.25))
+        except (RayError, TimeoutError):
+            raise session_unavailable(key.session, "the directory does not answer") from None
+        return placed
 
     async def create(self, key: SessionKey, like: Session) -> Session:
-        """A new session here with the same past. Raises RequestError (409) if the name is taken."""
-        session = self._sessions[key] = Session.of_record(key, await self._claim_new(key), like.record())
-        session.foreign = like.foreign
+        """A new session here with the same past, which is not in its copies before `settle`. RequestError (409) if the
+        name is taken."""
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
+        session.foreign, session.created = like.foreign, like.created
+        return session
+
+    async def create_empty(self, key: SessionKey) -> Session:
+        """A new session here without a past. Raises RequestError (409) if the name is taken."""
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session(key, opened.epoch, created=True)
+        try:
+            await self.write(key, [HeadMoved(NOTHING, None, 0)])
+        except BaseException:
+            await self.abandon(session)
+            raise
         return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
@@ -130,16 +220,193 @@ class SessionKeeper:
         Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
         depends on is not the same here.
         """
-        session = self._sessions[key] = Session(key, await self._claim_new(key))
-        session.moving_until = math.inf  # no turn begins in what is not there yet
+        opened = await self._taken_new(key)
+        session = self._sessions[key] = Session(key, opened.epoch)
+        session.moving = True  # no turn begins in what is not there yet
         try:
             record = await self._import_exactly(session, document)
             session = self._sessions[key] = Session.of_record(key, session.epoch, record)
-            await self.copy(session)
+            session.created = True
+            await self.settle(session)
         except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
             await self.abandon(session)
             raise
         return session
+
+    async def settle(self, session: Session) -> None:
+        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503)."""
+        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
+        try:
+            await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+            await self.copy(session)
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self._owned.kept(session.key)
+        except (NotOwned, TimeoutError):
+            raise session_unavailable(session.key.session, "its copies do not answer") from None
+        finally:
+            session.moving = False
+
+    async def _taken(self, key: SessionKey, anew: bool) -> Opened:
+        try:
+            return await self._owned.take(key, anew=anew)
+        except (OwnedElsewhere, NoCopyLeft):
+            raise
+        except (NotNow, NotOwned) as error:
+            raise session_unavailable(key.session, str(error)) from None
+
+    async def _taken_new(self, key: SessionKey) -> Opened:
+        if await self.located(key) is not None:
+            raise session_exists(key.session)
+        try:
+            opened = await self._taken(key, anew=False)
+        except (OwnedElsewhere, NoCopyLeft):
+            raise session_exists(key.session) from None
+        if _exists(opened):
+            self._owned.forget(key)
+            raise session_exists(key.session)
+        return await self._as_nothing(opened)
+
+    async def _as_nothing(self, opened: Opened) -> Opened:
+        """The right to append to a session that does not exist yet."""
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
+        return opened
+
+    async def _take_back(self, opened: Opened) -> None:
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked."""
+        await self._as_nothing(opened)
+        try:
+            await self._bury(opened.key, time.time())
+        finally:
+            self._owned.forget(opened.key)
+
+    # -------------------------------------------------------------------------------------------- rebuilding
+
+    async def _load(self, opened: Opened) -> tuple[Session, Hit]:
+        """The session as its copies say it, and the right to append to it. RequestError (503)."""
+        rebuilt = await self._rebuilt(opened)
+        while not self._is_loaded(opened):
+            opened = await self._taken(opened.key, anew=False)
+            rebuilt = await self._rebuilt(opened)
+        session = rebuilt.session
+        session.came = rebuilt.hit
+        self._sessions[opened.key] = session
+        if rebuilt.newest is not None and self._resume is not None:
+            self._resume(session, rebuilt.newest)
+        if rebuilt.arrival is not None:
+            self._spawn(self._settle_in(session, rebuilt.arrival))
+        return session, rebuilt.hit
+
+    async def _settle_in(self, session: Session, arrival: Arrival) -> None:
+        """A session that came with its state, which no store has yet, and which may not even have been checked."""
+        if not await self._arrivals.verified(arrival):
+            await self._begin_again(session)
+        await self.copy(session)
+
+    async def _begin_again(self, session: Session) -> None:
+        """The engine has dropped the session's state: its turn goes on from the ledger. One that is suspended does so
+        where it goes."""
+        running = session.running
+        if running is None or session.moving:
+            return
+        session.moving = True
+        try:
+            await running.suspend()
+        finally:
+            session.moving = False
+            running.go_on(None)
+
+    def _is_loaded(self, opened: Opened) -> bool:
+        try:
+            return self._owned.loaded(opened)
+        except NotOwned as error:
+            self._owned.forget(opened.key)
+            raise session_unavailable(opened.key.session, str(error)) from None
+
+    async def _rebuilt(self, opened: Opened) -> _Rebuilt:
+        arrival = self._arrivals.arrived(opened.key, opened.end)
+        came = await self._of_arrival(opened, arrival) if arrival is not None else None
+        session, hit = came or await self._newest_image(opened)
+        said = living(opened.records)
+        session.created = bool(opened.images) or any(isinstance(record, HeadMoved) for record in said)
+        booked = {turn.id for turn in session.turns}
+        turns = logged_turns(said)
+        for turn in turns:
+            if turn.began.turn not in booked:
+                self._book(session, turn)
+        session.order = opened.end.sequence
+        if _exists(opened):
+            session.arrived = time.monotonic()
+        return _Rebuilt(session, hit, turns[-1] if turns else None, arrival if came is not None else None)
+
+    def _book(self, session: Session, turn: LoggedTurn) -> None:
+        """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
+        finished = turn.finished()
+        if finished is None or not (finished.token_ids or finished.hidden_ids):
+            return
+        request, prompt = turn.request(session.key), turn.prompt
+        text = TurnText(self._service.tokenizer, prompt.opener)
+        text.push(finished.token_ids, finished.text_cut)
+        text.flush()
+        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
+        session.book(prompt, finished, (*request.messages, text.message), record)
+
+    async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
+        """None if the copies may have more of its state than what came."""
+        key, name = opened.key, engine_id_of(opened.key)
+        command = Import(self._call(), name, arrival.document, "peer", tenant=key.tenant, migration=arrival.migration)
+        try:
+            imported = await self._service.call(command)
+        except EngineError as error:
+            log.warning("what came of session %s cannot be loaded: %s", key, error)
+            return None
+        assert isinstance(imported, Imported)
+        if not imported.frontiers and opened.images:
+            return None
+        return self._of_import(opened, imported, "peer")
+
+    async def _newest_image(self, opened: Opened) -> tuple[Session, Hit]:
+        for image in reversed(opened.images):
+            document = await self._fetched(opened.source, image, opened.key)
+            if document is not None and opened.source is not None:
+                hit: Hit = "host" if opened.source.node == self._cluster.node else "peer"
+                return await self._import(opened, document, hit)
+        return Session(opened.key, opened.epoch), "none"
+
+    async def _fetched(self, source: Member | None, image: Image, key: SessionKey) -> bytes | None:
+        if source is None:
+            return None
+        try:
+            return await self._cluster.image(source, image, key)
+        except (RayError, StateError, TimeoutError, ValueError) as error:
+            log.warning("an image of session %s could not be read: %s", key, error)
+            return None
+
+    async def _import(self, opened: Opened, document: bytes, hit: Hit) -> tuple[Session, Hit]:
+        """The session as its document has it, and whether any state of it is on the device now."""
+        key = opened.key
+        session = Session(key, opened.epoch)
+        try:
+            imported = await self._service.call(
+                Import(self._call(), session.engine_id, document, hit, tenant=key.tenant)
+            )
+        except EngineError as error:
+            # Not kept: the next request takes it over again, and tries the copies again.
+            self._owned.forget(key)
+            raise session_unavailable(key.session, f"its state cannot be loaded ({error})") from None
+        assert isinstance(imported, Imported) and imported.record is not None
+        if imported.record.id != key.session:
+            await self._service.call(Drop(self._call(), session.engine_id))
+            self._owned.forget(key)
+            raise session_unavailable(key.session, f"its copy is that of session {imported.record.id!r}")
+        return self._of_import(opened, imported, hit)
+
+    def _of_import(self, opened: Opened, imported: Imported, hit: Hit) -> tuple[Session, Hit]:
+        assert imported.record is not None
+        session = Session.of_record(opened.key, opened.epoch, imported.record)
+        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
+            session.foreign = imported.foreign
+        return session, hit if imported.frontiers else "none"
 
     async def _import_exactly(self, session: Session, document: bytes) -> SessionRecord:
         try:
@@ -156,92 +423,163 @@ class SessionKeeper:
             raise RequestError(400, BAD_STATE, "document: manifest.ledger: is empty, so there is nothing to continue")
         return imported.record
 
-    async def _claim_new(self, key: SessionKey) -> Epoch:
-        granted = await self._cluster.claim(key, self._replica, None)
-        if isinstance(granted, Conflict):
-            raise session_exists(key.session)
-        return granted.epoch
-
-    async def _take_over(self, placement: Placement) -> tuple[Session, Hit] | Conflict:
-        key = placement.key
-        given: HandedOver | NotHere | Refused = NotHere(self._replica)
-        if placement.owner not in (None, self._replica):
-            given = await self._peers.hand_over(placement)
-            if isinstance(given, Refused):
-                raise RequestError(given.status, given.code, given.message, given.param)
-        grant = await self._cluster.claim(key, self._replica, placement.epoch)
-        if isinstance(grant, Conflict):
-            return grant
-        sealed = await self._cluster.seal(key, grant.epoch)
-        hit: Hit = "host"
-        state = sealed
-        if isinstance(given, HandedOver) and (sealed is None or given.frontiers or _age(given) > _age(sealed)):
-            hit, state = "peer", given
-        session = Session(key, grant.epoch, lost=state is None and bool(placement.copies))
-        if state is not None:
-            session, loaded = await self._import(session, state, hit)
-            hit = hit if loaded else "none"
-            self._sessions[key] = session
-            await self.copy(session)
-        else:
-            hit = "none"
-            self._sessions[key] = session
-        if isinstance(given, HandedOver):
-            await self._peers.release(placement)
-        return session, hit
-
-    async def _import(self, session: Session, state: HandedOver, hit: Hit) -> tuple[Session, bool]:
-        """The session as its document has it, and whether any state of it is on the device now."""
-        try:
-            document = state.document.tobytes()
-            imported = await self._service.call(
-                Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
-            )
-        except EngineError as error:
-            # Not kept: the next request finds us the owner without state, and tries the copies again.
-            raise session_unavailable(session.key.session, f"its state cannot be loaded ({error})") from None
-        assert isinstance(imported, Imported) and imported.record is not None
-        if imported.record.id != session.key.session:
-            await self._service.call(Drop(self._call(), session.engine_id))
-            raise session_unavailable(session.key.session, f"its copy is that of session {imported.record.id!r}")
-        brought = Session.of_record(session.key, session.epoch, imported.record)
-        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
-            brought.foreign = imported.foreign
-        return brought, bool(imported.frontiers)
-
     async def bring_back(self, session: Session) -> None:
         """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
-        state = await self._cluster.seal(session.key, session.epoch)
-        if state is None:
-            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
-        await self._import(session, state, "host")
+        for member in self._owned.members(session.key):
+            for image in reversed(await self._cluster.images(member, session.key)):
+                document = await self._fetched(member, image, session.key)
+                if document is not None:
+                    hit: Hit = "host" if member.node == self._cluster.node else "peer"
+                    await self._service.call(
+                        Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
+                    )
+                    return
+        raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
 
     async def _onto_device(self, session: Session) -> None:
         """Brings a session back that the device had no room to keep. Without a copy its ledger is prefilled."""
-        if not self._service.was_evicted(session.engine_id) or not session.free:
-            return
-        state = await self._cluster.seal(session.key, session.epoch)
-        # A turn that began meanwhile must not have its state replaced under it.
-        if state is not None and session.free:
+        if self._service.was_evicted(session.engine_id) and session.free:
+            session.moving = True  # a turn must not have its state replaced under it
             try:
-                await self._import(session, state, "host")
-            except RequestError as error:
+                await self.bring_back(session)
+            except (RequestError, EngineError) as error:
                 log.warning("session %s is prefilled: %s", session.key, error)
+            finally:
+                session.moving = False
 
-    async def give(self, key: SessionKey, placement: Placement) -> HandedOver | NotHere | Refused:
-        """Encodes a session for its next owner, and takes no turn for it until that one has spoken or given up."""
-        session = self._sessions.get(key)
-        if session is None or session.epoch != placement.epoch or session.lost:
-            return NotHere(self._replica)
-        if not await self.idle(session):
-            return session_busy(key.session, "a turn is running; it can be moved between turns").refused
-        session.moving_until = time.monotonic() + MOVE_SECONDS
+    # -------------------------------------------------------------------------------------------- the log
+
+    def append(self, key: SessionKey, records: Sequence[Numbered]) -> int:
+        """See `OwnedSessions.append`. Raises `NotOwned`."""
+        return self._owned.append(key, records)
+
+    async def committed(self, key: SessionKey, sequence: int) -> None:
+        """Waits until all copies hold the log up to there. Raises `NotOwned`."""
+        await self._owned.committed(key, sequence)
+
+    async def write(self, key: SessionKey, records: Sequence[Numbered]) -> None:
+        """RequestError (503) if the session is another replica's now, or its copies do not answer."""
         try:
-            return await self._export(session)
-        except EngineError as error:
-            log.warning("session %s could not be exported: %s", key, error)
-            session.moving_until = 0.0
-            return NotHere(self._replica)
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self.committed(key, self.append(key, records))
+        except NotOwned as error:
+            raise session_unavailable(key.session, str(error)) from None
+        except TimeoutError:
+            raise session_unavailable(key.session, "its copies do not answer") from None
+
+    # -------------------------------------------------------------------------------------------- copies
+
+    async def copy(self, session: Session) -> None:
+        """Gives an image of the session to all its copies, in the background."""
+        key = session.key
+        async with self._copying.of(key):
+            if self.held(key) is not session:
+                return
+            sequence = session.order = self._owned.end(key).sequence
+            try:
+                document, frontiers = await self._export(session)
+                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
+            except EngineError as error:
+                if error.code != UNKNOWN_SESSION:
+                    raise
+                log.warning("no image of session %s: nothing was ever committed to it", key)
+            except (NotOwned, StateError) as error:
+                log.info("no image of session %s: %s", key, error)
+
+    def turn_began(self, session: Session) -> None:
+        self._durable.turn_began(session.key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """What the session is now goes to its copies, and becomes durable."""
+        await self.copy(session)
+        await self._durable.turn_ended(session)
+
+    async def _publish_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await self._durable.publish_idle(self.held)
+
+    async def document(self, session: Session) -> np.ndarray:
+        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
+        if not await self.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+        if not session.ledger:
+            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
+            raise RequestError(409, "session_empty", message, "session")
+        return (await self._export(session))[0]
+
+    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
+        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
+        exported = await self._service.call(command)
+        assert isinstance(exported, Exported)
+        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
+        return np.frombuffer(exported.document, np.uint8), exported.frontiers
+
+    def _no_room(self, message: NoRoom) -> None:
+        log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
+        self._spawn(self._make_room(message.key))
+
+    async def _make_room(self, asking: SessionKey) -> None:
+        """The longest idle session, or the one whose image is too large, is kept by its ledger alone."""
+        idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
+        chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
+        if chosen is not None and chosen.key in self._owned:
+            try:
+                sequence = chosen.order = self._owned.end(chosen.key).sequence
+                document, frontiers = await self._export(chosen, checkpoints=False)
+                self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+            except (NotOwned, StateError, EngineError) as error:
+                log.info("session %s keeps its image: %s", chosen.key, error)
+
+    # -------------------------------------------------------------------------------------------- giving, losing
+
+    async def move(self, session: Session, destination: str) -> wire.Movement | None:
+        """Gives a session, and the turn that runs in it, to another replica. None: it stayed, and its turn goes on
+        here as if nothing had happened. RequestError (409) while it is being moved already."""
+        if session.moving:
+            raise session_busy(session.key.session, "it is being moved already")
+        if destination == self._replica:
+            return wire.Movement()
+        session.moving = True
+        # Who asked may leave; a session must not be left half moved.
+        return await asyncio.shield(self._spawn(self._given(session, destination)))
+
+    async def _given(self, session: Session, destination: str) -> wire.Movement | None:
+        key, running = session.key, session.running
+        departure = Departure(self._service, self._send, self._cluster.node, session, destination)
+        given = False
+        stopped = time.monotonic()
+        try:
+            await departure.ahead(running.id if running is not None else None)
+            stopped = time.monotonic()
+            if running is not None:
+                await running.suspend()
+            end = self._owned.end(key)
+            session.order = end.sequence
+            await departure.rest(end)
+            self._owned.offer(key, destination)
+            given = await self._owned.offered(key)
+        except (NotOwned, NotMoved, StateError, EngineError, RayError, TimeoutError) as error:
+            log.warning("session %s could not be moved to %s: %r", key, destination, error)
+        finally:
+            session.moving = False
+            seconds = time.monotonic() - stopped
+            moved = given or key not in self._owned
+            if running is not None:
+                running.go_on(wire.Moved(destination if given else None) if moved else None)
+        if moved:
+            await self.forget(session)  # before it can come back
+        await (departure.arrived() if given else departure.stayed())
+        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
+
+    def _offered(self, offer: Offer) -> None:
+        self._spawn(self._adopted(offer))
+
+    async def _adopted(self, offer: Offer) -> None:
+        try:
+            await self.adopt(offer)
+        except (NotOwned, RequestError, EngineError) as error:
+            log.info("session %s, which %s offered, was not taken: %s", offer.key, offer.source, error)
 
     async def idle(self, session: Session) -> bool:
         """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
@@ -250,69 +588,101 @@ class SessionKeeper:
             await turn.ended()
         return session.free
 
-    async def release(self, key: SessionKey, placement: Placement) -> None:
-        """The new owner has the state."""
-        session = self._sessions.get(key)
-        if session is not None and session.epoch == placement.epoch:
-            await self.forget(session)
-
     async def forget(self, session: Session) -> None:
         """Drops what this replica has of a session, on the device too."""
-        if self._sessions.get(session.key) is session:
-            del self._sessions[session.key]
-        await self._service.call(Drop(self._call(), session.engine_id))
+        if self._sessions.get(session.key) is not session:
+            return  # it has been forgotten, and may be here again, as another one
+        del self._sessions[session.key]
+        self._owned.forget(session.key)
+        self._durable.forget(session.key)
+        await self._drop(session)
 
-    def check_found(self, session: Session) -> None:
-        """Raises RequestError (503) for a lost session, and forgets it: the next request looks for its copies again."""
-        if session.lost:
-            self._sessions.pop(session.key, None)
-            raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
+    def _note_deleted(self, key: SessionKey, epoch: Epoch) -> None:
+        """For requests that were on their way while the session was deleted; the directory tells all later ones."""
+        self._deleted[key] = epoch
+        self._deleted.move_to_end(key)
+        while len(self._deleted) > DELETED_KEPT:
+            self._deleted.popitem(last=False)
+
+    async def delete(self, session: Session, at: float) -> None:
+        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: seconds since 1970.
+        RequestError (503)."""
+        async with self._deleting.of(session.key):
+            session.moving = True  # no other turn begins in it
+            try:
+                if session.running is not None:
+                    session.running.cancel()
+                    await session.running.ended()
+                # A first turn that left nothing took its session along; and somebody else may have deleted it.
+                if self._sessions.get(session.key) is session:
+                    epoch = session.epoch
+                    self._note_deleted(session.key, epoch)
+                    await self._bury(session.key, at)
+                    await self.forget(session)
+                    await self._durable.delete(session.key, epoch)
+            except StateError as error:
+                why = f"the durable tier did not take its end: {error}"
+                raise session_unavailable(session.key.session, why) from None
+            finally:
+                session.moving = False
 
     async def abandon(self, session: Session) -> None:
-        """A new session's first turn was refused: as if it had never been asked for."""
+        """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
+        try:
+            await self._bury(session.key, 0.0)
+        except RequestError as error:
+            log.info("session %s was not taken back: %s", session.key, error)
         await self.forget(session)
-        await self._cluster.abandon(session.key, session.epoch)
 
-    async def copy(self, session: Session) -> None:
-        """Writes a session's Host replica. Raises RequestError (409) if it has a newer owner."""
-        async with self._copying.of(session.key):
-            session.order += 1
-            try:
-                receipt = await self._cluster.put(session.key, self._replica, await self._export(session))
-                if receipt.too_large:
-                    log.warning("session %s is copied without its state: %s", session.key, receipt.reason)
-                    bare = await self._export(session, checkpoints=False)
-                    receipt = await self._cluster.put(session.key, self._replica, bare)
-            except EngineError as error:
-                if error.code != UNKNOWN_SESSION:
-                    raise
-                log.warning("no Host replica of session %s: nothing was ever committed to it", session.key)
-                return
-        if receipt.fenced:
-            await self.forget(session)
-            raise RequestError(409, "session_moved", f"session {session.key.session!r} has moved: {receipt.reason}")
-        if not receipt.accepted:
-            log.warning("no Host replica of session %s: %s", session.key, receipt.reason)
+    async def _bury(self, key: SessionKey, at: float) -> None:
+        """Writes a tombstone, and lets the directory know, so that nobody is sent here any more."""
+        await self.write(key, [Deleted(NOTHING, at)])
+        with contextlib.suppress(TimeoutError):  # one that is being started again hears it later
+            async with asyncio.timeout(HEARD_SECONDS):
+                await self._owned.heard(key)
 
-    async def document(self, session: Session) -> np.ndarray:
-        """The session as bytes for its client. Raises RequestError: 409 while it is busy, 404 before its first turn."""
-        if not await self.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
-        self.check_found(session)
-        if not session.ledger:
-            raise unknown_session(session.key.session)
-        return (await self._export(session)).document
+    def _reopened(self, opened: Opened) -> None:
+        """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
+        copies say."""
+        session = self._sessions.get(opened.key)
+        if session is not None and opened.continues:
+            session.epoch = opened.epoch
+        elif session is not None:
+            self._lose(session)
 
-    async def _export(self, session: Session, checkpoints: bool = True) -> HandedOver:
-        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
-        exported = await self._service.call(command)
-        assert isinstance(exported, Exported)
-        document = np.frombuffer(exported.document, np.uint8)
-        return HandedOver(session.epoch, session.order, exported.frontiers, document)
+    def _fenced(self, key: SessionKey) -> None:
+        """Another replica is the owner now."""
+        session = self._sessions.get(key)
+        if session is not None:
+            log.info("session %s has another owner now", key)
+            self._owned.forget(key)
+            self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        """What is here of a session is not what counts any more."""
+        del self._sessions[session.key]
+        if session.running is not None and not session.moving:  # who moves it knows where its turn goes
+            session.running.moved()
+        self._spawn(self._drop(session))
+
+    async def _drop(self, session: Session) -> None:
+        await self._service.call(Drop(self._call(), session.engine_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the session keeper failed", exc_info=task.exception())
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
 
 
-def _age(state: HandedOver) -> tuple[Epoch, int]:
-    return state.epoch, state.order
+def _exists(opened: Opened) -> bool:
+    """Whether anything is there; what was deleted, or never began, is not."""
+    return bool(opened.images) or bool(living(opened.records))

@@ -15,8 +15,8 @@ from pathlib import Path
 import ray
 from ray import serve
 
-from deployment.actors import remove
 from deployment.app import build
+from deployment.cluster.names import remove
 from deployment.settings import AppArgs
 
 APP = "dflash"

@@ -94,8 +94,7 @@ def submits_of(models: Models, turn: str, source: Source, asked: Asked) -> list[
     """The turns of a prompt, one a choice; `turn` is the first one's name. Raises ValueError."""
     tokenizer = models.tokenizer
     prompt = _encoded(models, source, asked)
-    answer_opener = prompt.ids[prompt.stable_boundary :]
-    grammar = asked.grammar if source.messages is None else after_thinking(tokenizer, answer_opener, asked.grammar)
+    grammar = asked.grammar if source.messages is None else after_thinking(tokenizer, prompt.opener, asked.grammar)
     submit = Submit(
         turn=turn,
         prompt_ids=prompt.ids,

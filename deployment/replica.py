@@ -7,88 +7,102 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
 
 import numpy as np
+import ray
 from ray import serve
-from ray.exceptions import RayActorError
 
-from deployment.actors import Cluster
+from deployment.arrivals import Arrivals
+from deployment.cluster.fleet import Load
+from deployment.cluster.owned_sessions import OwnedElsewhere
+from deployment.cluster.transport import Cluster, RayTransport, start_host_store
+from deployment.draining import Drainer
+from deployment.durable_copies import DurableCopies
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Facts, Fork, Inspect, Sampling, Submit
+from deployment.engine.messages import Facts, Fork, Inspect
 from deployment.engine.service import EngineService
-from deployment.errors import (
-    Refused,
-    RequestError,
-    invalid,
-    of_engine,
-    session_busy,
-    unknown_session,
-)
+from deployment.errors import Refused, RequestError, of_engine, session_busy
+from deployment.event_ids import EventId
+from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
-from deployment.ownership import Epoch, Placement, SessionKey
-from deployment.running import RunningTurn
+from deployment.moving import ToDestination, Welcome
+from deployment.ownership.messages import Drain
+from deployment.ownership.words import SessionKey
+from deployment.prompting import Prompter
+from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
+from deployment.turn_desk import TurnDesk
 from deployment.turn_records import turn_object
-from deployment.turns import (
-    Prompt,
-    after_thinking,
-    append,
-    choices,
-    full_history,
-    seed_of,
-    think_is_open,
-    thinking_budget,
-    top_k_of,
-)
+from deployment.turn_table import TurnTable
 from deployment.wire import (
     Adopted,
-    Closed,
+    Elsewhere,
     ExportedSession,
-    HandedOver,
+    Movement,
     NotHere,
-    Opened,
     ReplicaInfo,
     Route,
     SessionInfo,
+    Told,
+    TurnAnswer,
     TurnEvent,
     TurnRequest,
 )
-from state.fingerprint import Mismatch
 
-PEER_SECONDS = 10.0
+STORE_SECONDS = 60.0
+"""How long a node's host store may take to come up."""
+
+STAY_SECONDS = 10.0
+"""How long a session stays at least before it is moved again for want of room."""
 
 log = logging.getLogger("ray.serve")
 
+T = TypeVar("T")
 
-class ServePeers:
-    """Calls to a named replica of the own deployment. Serve has no such call: the callee checks that it was meant."""
 
-    def __init__(self, deployment: str, app: str) -> None:
-        self._handle = serve.get_deployment_handle(deployment, app)
+# Each generator closes the one that it reads: a reader who leaves must be known to have left at once.
+async def _told(
+    get: Callable[[], Awaitable[HeldTurn | Elsewhere | NotHere]], after: EventId | None
+) -> AsyncGenerator[TurnAnswer, None]:
+    """Refusals are values, so that no traceback is a user's."""
+    try:
+        found = await get()
+    except OwnedElsewhere as error:
+        yield NotHere("", error.owner)
+        return
+    except RequestError as error:
+        yield Told("", error.refused)
+        return
+    except EngineError as error:
+        yield Told("", of_engine(error.code, error.message, error.param))
+        return
+    if isinstance(found, Elsewhere | NotHere):
+        yield found
+        return
+    async with aclosing(_events(found, after)) as events:
+        async for told in events:
+            yield told
 
-    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused:
-        """A dead or silent owner is NotHere: the host stores are asked next."""
-        owner = placement.owner or ""
-        route = Route(str(placement.key), owner)
-        try:
-            return await asyncio.wait_for(self._call("hand_over", route, placement), PEER_SECONDS)
-        except (RayActorError, TimeoutError) as error:
-            log.warning("replica %s did not hand over %s: %r", owner, placement.key, error)
-            return NotHere(owner)
 
-    async def release(self, placement: Placement) -> None:
-        route = Route(str(placement.key), placement.owner)
-        try:
-            await asyncio.wait_for(self._call("release", route, placement), PEER_SECONDS)
-        except (RayActorError, TimeoutError) as error:
-            log.warning("replica %s was not told that %s has moved: %r", placement.owner, placement.key, error)
+async def _events(turn: HeldTurn, after: EventId | None) -> AsyncGenerator[TurnAnswer, None]:
+    try:
+        async with aclosing(turn.read(after)) as events:
+            async for told in events:
+                yield told
+    except RequestError as error:
+        yield Told("", error.refused)
 
-    async def _call(self, method: str, route: Route, placement: Placement) -> Any:
-        return await getattr(self._handle, method).remote(route, placement)
+
+def _is_full(event: TurnEvent) -> bool:
+    """Whether a turn was refused for want of room. Where a limit of its own was in the way, the refusal names it."""
+    full = (engine_errors.OVERLOADED, engine_errors.QUEUE_TIMEOUT)
+    return isinstance(event, Refused) and event.code in full and event.param is None
 
 
 class EngineReplica:
@@ -98,189 +112,128 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        self._accept_new_weights = args.accept_new_weights
         self._service = EngineService.start(args.engine_options())
-        self._cluster = Cluster(context.app_name, args.host_store_bytes)
-        self._cluster.start_host_store()
+        self._cluster = Cluster(context.app_name, args.durable)
+        store = start_host_store(context.app_name, args.host_store_bytes)
+        ray.get(store.member.remote(), timeout=STORE_SECONDS)
+        self._turns = TurnTable()
+        transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
+        durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
+        self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._arrivals = Arrivals(self._service, self._cluster.node, self._service.options.staged_seconds)
         self._keeper = SessionKeeper(
-            self._id, self._service, self._cluster, ServePeers(context.deployment, context.app_name)
+            self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
-        self._turns: set[RunningTurn] = set()
+        self._drainer = Drainer(self._keeper)
+        self._lanes = args.lanes
+        self._desk = TurnDesk(
+            self._id,
+            self._model,
+            self._service,
+            self._keeper,
+            Prompter(self._service, accept_new_weights=args.accept_new_weights),
+            self._turns,
+            args.detach_seconds,
+            call_later,
+        )
+        self._started = False
+
+    def _start(self) -> None:
+        """The constructor has no event loop; every call comes through here or through `check_health`."""
+        if not self._started:
+            self._started = True
+            self._keeper.start(self._desk.resume, self._drainer.told)
 
     async def check_health(self) -> None:
+        self._start()
         await self._service.call(Inspect(secrets.token_hex(8)))
 
     async def __del__(self) -> None:
-        # Serve calls this for a replica whose constructor failed, too.
+        # Serve calls this for a replica whose constructor failed, too; for others once no request runs here any more.
+        if getattr(self, "_started", False):
+            await self._leave()
+        if getattr(self, "_keeper", None) is not None:
+            self._keeper.close()
         service: EngineService | None = getattr(self, "_service", None)
         if service is not None:
             service.close()
 
+    async def _leave(self) -> None:
+        """Gives all sessions away, if there is anybody to take them. Serve's graceful_shutdown_timeout_s bounds it."""
+        to = await self._cluster.staying(beside=self._id)
+        if to:
+            self._drainer.told(Drain(to))
+            await self._drainer.empty()
+
+    def _load(self) -> Load:
+        wanted = self._turns.lanes_wanted
+        return Load(max(0, self._lanes - wanted), max(0, wanted - self._lanes))
+
+    async def record_routing_stats(self) -> dict[str, int]:
+        """For the routers, which Serve gives it to."""
+        return {LANES_FREE: self._load().lanes_free}
+
     # ------------------------------------------------------------------------------------------------ turns
 
-    async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnEvent]:
-        """Runs one turn, its choices side by side. Each ends with a Closed, or all of them with a Refused; a caller
-        that stops reading cancels them."""
-        try:
-            turns = await self._begin(route, request)
-        except RequestError as error:
-            yield error.refused
+    async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnAnswer]:
+        """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
+        is the last choice's Closed, or a Refused."""
+        self._start()
+        async with aclosing(_told(lambda: self._take(route, request), None)) as answers:
+            async for answer in answers:
+                full = isinstance(answer, Told) and _is_full(answer.event)
+                yield (await self._make_way(route, request) or answer) if full else answer
+
+    async def _take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere | NotHere:
+        to = await self._sent_on(route, request)
+        return await self._desk.take(route, request) if to is None else NotHere(self._id, to)
+
+    async def _sent_on(self, route: Route, request: TurnRequest) -> str | None:
+        """Who takes the turn instead of this replica, which is about to go."""
+        if request.key is not None:
+            return await self._drainer.sent_on(request.key)
+        known = self._turns.repeated(request) is not None
+        return None if known else self._drainer.destination(route.affinity)
+
+    async def _make_way(self, route: Route, request: TurnRequest) -> NotHere | None:
+        """Where a turn begins at once that is refused here for want of room. Its session goes there with its state.
+        None: nowhere, or it has come from elsewhere just now, since a session that is sent to and fro gains nothing."""
+        if request.key is None and request.idempotency_key is not None:
+            return None  # a retry with this key comes here, and must find its turn
+        session = self._keeper.held(request.key) if request.key is not None else None
+        if route.sent_on or (session is not None and time.monotonic() - session.arrived < STAY_SECONDS):
+            return None
+        to = await self._cluster.with_room(beside=self._id)
+        if to is None:
+            return None
+        if session is not None:
+            try:
+                if not session.free or not await self._keeper.move(session, to):
+                    return None
+            except RequestError:  # it is being moved already
+                return None
+        return NotHere(self._id, to, full=True)
+
+    async def follow_turn(
+        self, route: Route, key: SessionKey, turn: str, after: EventId | None
+    ) -> AsyncIterator[TurnAnswer]:
+        """A session's turn, running or over: its first event, then all others, or those after an event id."""
+        self._start()
+        async with aclosing(_told(lambda: self._desk.find(route, key, turn), after)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def follow_kept_turn(
+        self, route: Route, key: SessionKey, turn: str, after: EventId | None
+    ) -> AsyncIterator[TurnAnswer]:
+        """The same of a session that has moved on, as long as its turn's events are kept here."""
+        held = self._turns.find(turn, key)
+        if held is None:
+            yield NotHere(self._id)
             return
-        except EngineError as error:
-            yield of_engine(error.code, error.message, error.param)
-            return
-        opened, open_choices = False, len(turns)
-        try:
-            while True:
-                event = await turns[0].events.get()
-                if isinstance(event, Opened) and opened:
-                    continue
-                opened = opened or isinstance(event, Opened)
-                yield event
-                open_choices -= isinstance(event, Closed)
-                if isinstance(event, Refused) or not open_choices:
-                    return
-        finally:
-            for turn in turns:
-                turn.leave()
-
-    async def _begin(self, route: Route, request: TurnRequest) -> list[RunningTurn]:
-        # Long messages take seconds to render and tokenise: other turns' text must not wait for them.
-        if request.mode == "history":
-            # Before the session is touched: a prompt that cannot be served must not create one.
-            prompt = await asyncio.to_thread(self._history_prompt, request)
-            session = await self._idle_session(route, request) if request.key else None
-            return self._start(request, prompt, session)
-        session = await self._idle_session(route, request)
-        ledger = self._ledger(session)
-        prompt = await asyncio.to_thread(self._append_prompt, request, session)
-        if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
-            raise session_busy(session.key.session, "another request came first")
-        return self._start(request, prompt, session)
-
-    async def _idle_session(self, route: Route, request: TurnRequest) -> Session:
-        """The request's session, owned by this replica and free for a turn. RequestError (409) if it is not."""
-        if request.key is None:
-            raise invalid("an append turn needs a session", "session")
-        must_exist = request.must_exist or request.mode == "append"
-        while True:
-            session, _ = await self._keeper.acquire(request.key, route.placement, must_exist=must_exist)
-            if not await self._keeper.idle(session):
-                what = f"turn {session.running.id} is running" if session.running else "it is being moved"
-                raise session_busy(request.key.session, what)
-            # A turn whose end was waited for takes its session along if it never committed anything.
-            if self._keeper.held(request.key) is session:
-                return session
-
-    def _history_prompt(self, request: TurnRequest) -> Prompt:
-        service = self._service
-        try:
-            prompt = full_history(
-                service.chat_template,
-                service.tokenizer,
-                request.messages,
-                enable_thinking=request.enable_thinking,
-                limit=service.context_limit,
-            )
-        except ValueError as error:
-            raise invalid(f"messages: {error}", "messages") from None
-        self._check_length(prompt)
-        return prompt
-
-    def _ledger(self, session: Session) -> tuple[int, ...]:
-        """What an append turn goes on from."""
-        self._keeper.check_found(session)
-        if not session.ledger:
-            raise unknown_session(session.key.session)
-        if session.foreign is not None:
-            self._check_foreign(session, session.foreign.mismatch)
-        return session.ledger
-
-    def _check_foreign(self, session: Session, mismatch: Mismatch) -> None:
-        """Decision 23: what an append turn may go on from. RequestError (409) naming the field."""
-        if mismatch.matter == "weights" and self._accept_new_weights:
-            return
-        raise RequestError(
-            409,
-            engine_errors.FINGERPRINT_MISMATCH,
-            f"session {session.key.session!r} was made with {mismatch.field} {mismatch.stored!r}, but "
-            f"{mismatch.here!r} is served here; send the full history",
-            mismatch.field,
-        )
-
-    def _append_prompt(self, request: TurnRequest, session: Session) -> Prompt:
-        service = self._service
-        try:
-            prompt = append(
-                service.chat_template,
-                service.tokenizer,
-                session.ledger,
-                request.messages,
-                think_is_open=think_is_open(service.tokenizer, session.ledger[session.opener :]),
-                enable_thinking=request.enable_thinking,
-            )
-        except ValueError as error:
-            raise invalid(f"messages: {error}", "messages") from None
-        self._check_length(prompt)
-        return prompt
-
-    def _check_length(self, prompt: Prompt) -> None:
-        limit = self._service.context_limit
-        if len(prompt.ids) >= limit:
-            raise RequestError(
-                400,
-                engine_errors.CONTEXT_LENGTH_EXCEEDED,
-                f"messages: the prompt has {len(prompt.ids)} tokens, but the context limit is {limit} tokens, "
-                f"of which at least one must be left for the answer",
-                "messages",
-            )
-
-    def _start(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> list[RunningTurn]:
-        """One running turn a choice; the first of them is the request's own turn."""
-        defaults = self._service.generation_defaults
-        sampling = Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            seed=seed_of(request.seed),
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=request.logit_bias,
-            min_tokens=request.min_tokens,
-            reproducible=request.reproducible,
-            logprobs=request.logprobs,
-        )
-        submit = Submit(
-            turn=request.turn,
-            prompt_ids=prompt.ids,
-            sampling=sampling,
-            max_tokens=request.max_tokens,
-            stop_ids=request.stop_token_ids,
-            ignore_eos=request.ignore_eos,
-            session=session.engine_id if session else None,
-            stable_boundary=prompt.stable_boundary if session else 0,
-            system_boundary=prompt.system_boundary,
-            drafting=request.drafting,
-            tenant=request.tenant,
-            priority=request.priority,
-            queue_seconds=request.queue_seconds,
-            stop_strings=request.stop,
-            include_stop_string=request.include_stop,
-            thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
-            grammar=after_thinking(self._service.tokenizer, prompt.ids[prompt.stable_boundary :], request.grammar),
-        )
-        events: asyncio.Queue[TurnEvent] = asyncio.Queue()
-        turns = [
-            RunningTurn(
-                self._id, self._model, request, choice, prompt, session, self._service, self._keeper,
-                self._turns.discard, events,
-            )
-            for choice in choices(submit, request.n)
-        ]  # fmt: skip
-        self._turns.update(turns)
-        return turns
+        async with aclosing(_events(held, after)) as answers:
+            async for answer in answers:
+                yield answer
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -288,44 +241,60 @@ class EngineReplica:
         """Brings an existing session here."""
         if route.replica not in (None, self._id):
             return NotHere(self._id)
-        try:
-            session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
-        except RequestError as error:
-            return error.refused
-        return Adopted(self._id, session.epoch, hit, session.frontier)
+        return await self._asked(self._adopt(route, key))
 
-    async def hand_over(self, route: Route, placement: Placement) -> HandedOver | NotHere | Refused:
-        """Gives a session to the replica that asks; `release` follows once that one has it."""
+    async def _adopt(self, route: Route, key: SessionKey) -> Adopted:
+        session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
+        # Who believed it elsewhere has had it moved here just now.
+        believed = route.placement.owner if route.placement is not None else None
+        return Adopted(self._id, session.epoch, hit if believed == self._id else session.came, session.frontier)
+
+    async def move(self, route: Route, key: SessionKey, destination: str) -> Movement | NotHere | Refused | None:
+        """Gives a session, and the turn that runs in it, to another replica. None: it stayed."""
+        return await self._asked(self._move(route, key, destination))
+
+    async def _move(self, route: Route, key: SessionKey, destination: str) -> Movement | None:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return await self._keeper.move(session, destination)
+
+    async def receive(self, route: Route, message: ToDestination) -> Welcome | NotHere | Refused:
+        """A part of a session that another replica may give to this one."""
         if route.replica != self._id:
             return NotHere(self._id)
-        return await self._keeper.give(placement.key, placement)
+        return await self._asked(self._arrivals.receive(message))
 
-    async def release(self, route: Route, placement: Placement) -> None:
-        if route.replica == self._id:
-            await self._keeper.release(placement.key, placement)
+    async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
+        return await self._peers.receive.remote(Route(str(message.key), replica), message)
 
-    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | Refused:
+    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | NotHere | Refused:
         """Gives `child_key` all that the session is now. The child lives here, sharing the parent's pages."""
+        return await self._asked(self._fork(route, key, child_key))
+
+    async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        if not await self._keeper.idle(session):
+            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
+        child = await self._keeper.create(child_key, like=session)
         try:
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-            return await self._fork(session, child_key)
+            if session.ledger:
+                await self._fork_state(session, child)
+            await self._keeper.settle(child)
+        except (EngineError, RequestError):
+            await self._keeper.abandon(child)
+            raise
+        return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def _asked(self, answer: Awaitable[T]) -> T | NotHere | Refused:
+        """Refusals as values; `NotHere` with the owner if that is another replica."""
+        self._start()
+        try:
+            return await answer
+        except OwnedElsewhere as error:
+            return NotHere(self._id, error.owner)
         except RequestError as error:
             return error.refused
         except EngineError as error:
             return of_engine(error.code, error.message, error.param)
-
-    async def _fork(self, session: Session, child_key: SessionKey) -> Adopted | Refused:
-        if not await self._keeper.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
-        self._keeper.check_found(session)
-        child = await self._keeper.create(child_key, like=session)
-        try:
-            await self._fork_state(session, child)
-        except (EngineError, RequestError):
-            await self._keeper.abandon(child)
-            raise
-        await self._keeper.copy(child)
-        return Adopted(self._id, child.epoch, "device", child.frontier)
 
     async def _fork_state(self, session: Session, child: Session) -> None:
         fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id)
@@ -339,41 +308,49 @@ class EngineReplica:
                 await self._keeper.bring_back(session)
                 await self._service.call(fork)
 
-    async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | Refused:
+    async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | NotHere | Refused:
         """The session as a document for its client."""
-        try:
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-            return ExportedSession(await self._keeper.document(session))
-        except RequestError as error:
-            return error.refused
-        except EngineError as error:
-            return of_engine(error.code, error.message, error.param)
+        return await self._asked(self._export(route, key))
 
-    async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | Refused:
+    async def _export(self, route: Route, key: SessionKey) -> ExportedSession:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return ExportedSession(await self._keeper.document(session))
+
+    async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
-        try:
-            session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
-        except RequestError as error:
-            return error.refused
-        except EngineError as error:
-            return of_engine(error.code, error.message, error.param)
+        return await self._asked(self._import(key, document))
+
+    async def _import(self, key: SessionKey, document: np.ndarray) -> Adopted:
+        session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
-    async def delete(self, route: Route, key: SessionKey) -> bool:
-        """False if there is no such session. A running turn is cancelled."""
-        session = self._keeper.held(key)
-        if session is not None:
-            if session.running is not None:
-                session.running.leave()
-                await session.running.ended()
-            await self._keeper.forget(session)
-        return await self._cluster.delete(key) is not None
+    async def create_session(self, route: Route, key: SessionKey) -> Adopted | NotHere | Refused:
+        """A new session without a past, which lives here."""
+        return await self._asked(self._create(key))
 
-    async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere:
-        """What the owner knows; NotHere if that is not this replica."""
-        session = self._keeper.held(key)
-        if session is None or (route.placement is not None and route.placement.epoch != session.epoch):
-            return NotHere(self._id)
+    async def _create(self, key: SessionKey) -> Adopted:
+        session = await self._keeper.create_empty(key)
+        return Adopted(self._id, session.epoch, "none", session.frontier)
+
+    async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:
+        """A running turn is cancelled."""
+        return await self._asked(self._delete(route, key))
+
+    async def _delete(self, route: Route, key: SessionKey) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        await self._keeper.delete(session, time.time())
+        self._turns.forget(key)
+        return True
+
+    async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:
+        """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""
+        return await self._asked(self._session_info(route, key))
+
+    async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return self._info_of(session)
+
+    def _info_of(self, session: Session) -> SessionInfo:
         return SessionInfo(
             replica=self._id,
             epoch=session.epoch,
@@ -382,11 +359,8 @@ class EngineReplica:
             running=session.running.id if session.running else None,
             transcript=tuple(session.transcript),
             turns=tuple(turn_object(turn) for turn in session.turns),
+            checkpoints=session.checkpoints,
         )
-
-    async def owned(self) -> list[tuple[str, SessionKey, Epoch]]:
-        """For a directory that is being rebuilt."""
-        return [(self._id, session.key, session.epoch) for session in self._keeper.owned()]
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))
@@ -399,6 +373,6 @@ class EngineReplica:
             backend=self._service.options.backend,
             context_limit=self._service.context_limit,
             sessions=len(self._keeper),
-            running=len(self._turns),
+            running=self._turns.running,
             engine=answer.facts,
         )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from starlette.requests import Request
 
 from deployment.errors import RequestError, invalid
+from deployment.hints import hint_of
+from deployment.json_reading import read_json
 from deployment.ownership import SessionKey
-from deployment.schemas import TurnBody, read_json
+from deployment.schemas import CompletionBody, GenerationBody, TurnBody
 from deployment.wire import TurnRequest
 
 MAX_BODY_BYTES = 8 << 20
@@ -52,23 +56,108 @@ async def document_of(request: Request, *, empty: bool = False) -> Any:
     return {} if empty and not body else await asyncio.to_thread(read_json, body)
 
 
-def turn_request(body: TurnBody, mode: Any, tenant: str, key: SessionKey | None, must_exist: bool) -> TurnRequest:
-    if key is not None and body.n is not None and body.n > 1:
+@dataclass(frozen=True)
+class Asking:
+    """Who asks for a turn, and how, by the request's headers and the fields that do not change the text.
+
+    `must_exist`: an unknown session is refused instead of made. `idempotency_key`, `repeated`: decision 21. `hint`:
+    decision 19; an explicit session needs none. `accept_durable`: an older state will do, if the newest is lost.
+    """
+
+    tenant: str
+    key: SessionKey | None = None
+    must_exist: bool = False
+    idempotency_key: str | None = None
+    repeated: bool = False
+    hint: str | None = None
+    accept_durable: bool = False
+
+
+def asking_of(request: Request, document: Any, key: SessionKey | None = None) -> Asking:
+    """`key`: the session that the path names; without one, a header may. Raises RequestError (400)."""
+    headers = request.headers
+    tenant, must_exist = tenant_of(request), key is not None
+    if key is None:
+        name = headers.get("x-session-id")
+        key = None if name is None else SessionKey(tenant, session_name(name, "x-session-id"))
+        must_exist = _required(headers.get("x-session-require"), key)
+    hint = hint_of(headers, document) if key is None and isinstance(document, dict) else None
+    accepted = headers.get("x-session-accept")
+    if accepted not in (None, "durable"):
+        raise invalid(f"x-session-accept: must be 'durable', got {accepted!r}", "x-session-accept")
+    return Asking(tenant, key, must_exist, _idempotency_key(headers), _repeated(headers), hint, accepted is not None)
+
+
+def _required(value: str | None, key: SessionKey | None) -> bool:
+    if value not in (None, "existing"):
+        raise invalid(f"x-session-require: must be 'existing', got {value!r}", "x-session-require")
+    if value is not None and key is None:
+        raise invalid("x-session-require: needs an x-session-id", "x-session-require")
+    return value is not None
+
+
+def _idempotency_key(headers: Mapping[str, str]) -> str | None:
+    key = headers.get("idempotency-key")
+    if key is not None and not (1 <= len(key) <= 256 and all("!" <= character <= "~" for character in key)):
+        message = f"Idempotency-Key: has 1 to 256 visible ASCII characters, got {key[:80]!r}"
+        raise invalid(message, "Idempotency-Key")
+    return key
+
+
+def _repeated(headers: Mapping[str, str]) -> bool:
+    """Whether the client says that it has sent this request before."""
+    mark = headers.get("x-session-retry")
+    if mark not in (None, "0", "1"):
+        raise invalid(f"x-session-retry: must be 1 for a retry, got {mark!r}", "x-session-retry")
+    tries = headers.get("x-stainless-retry-count", "0")
+    if not (tries.isascii() and tries.isdecimal()):
+        message = f"x-stainless-retry-count: must count earlier tries, got {tries[:80]!r}"
+        raise invalid(message, "x-stainless-retry-count")
+    return mark == "1" or tries.strip("0") != ""
+
+
+def turn_request(body: TurnBody, mode: Literal["history", "append"], asking: Asking) -> TurnRequest:
+    if asking.key is not None and body.n is not None and body.n > 1:
         raise invalid(f"n: a session has one answer a turn, so that n must be 1, got {body.n}", "n")
-    return TurnRequest(
-        turn=f"turn-{secrets.token_hex(8)}",
-        mode=mode,
+    return replace(
+        _generation(body, mode, asking),
         messages=tuple(message.model_dump(exclude_none=True) for message in body.messages),
-        tenant=tenant,
+        max_tokens=body.token_budget,
+        logprobs=body.alternatives,
+        thinking_budget=body.thinking_budget,
+        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+        grammar=body.response_format.grammar if body.response_format else None,
+    )
+
+
+def completion_request(body: CompletionBody, asking: Asking) -> TurnRequest:
+    if asking.key is not None:
+        message = "x-session-id: a text completion belongs to no session; use /v1/chat/completions, or prompt_cache_key"
+        raise invalid(message, "x-session-id")
+    prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
+    return replace(
+        _generation(body, "prompt", asking), prompt=prompt, max_tokens=body.token_budget, logprobs=body.logprobs
+    )
+
+
+def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt"], asking: Asking) -> TurnRequest:
+    return TurnRequest(
+        turn=secrets.token_hex(16),
+        mode=mode,
+        messages=(),
+        tenant=asking.tenant,
+        key=asking.key,
+        must_exist=asking.must_exist,
+        accept_durable=asking.accept_durable,
+        idempotency_key=asking.idempotency_key,
+        repeated=asking.repeated,
+        hint=asking.hint,
         priority=body.priority,
         queue_seconds=body.queue_seconds,
-        key=key,
-        must_exist=must_exist,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
         seed=body.seed,
-        max_tokens=body.token_budget,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         drafting=body.drafting,
@@ -82,8 +171,4 @@ def turn_request(body: TurnBody, mode: Any, tenant: str, key: SessionKey | None,
         stop=tuple(body.stop or ()),
         include_stop=body.include_stop_str_in_output,
         n=body.n or 1,
-        logprobs=body.alternatives,
-        thinking_budget=body.thinking_budget,
-        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
-        grammar=body.response_format.grammar if body.response_format else None,
     )

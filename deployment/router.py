@@ -1,15 +1,19 @@
-"""Sends a call to the replica it names, else spreads sessions by rendezvous hash.
+"""Sends a call to the replica it names, else spreads sessions by rendezvous hash, past replicas that are full.
 
-Runs in every process that holds a handle, so it keeps no map of its own: the choice follows from the call and from the
-set of replicas alone. The class is pickled by value, with its module, into proxies and replicas.
+Runs in every process that holds a handle, so it keeps no map of its own: the choice follows from the call, the set of
+replicas, and what they last said of their lanes, which Serve brings along, about a second old. Serve's own count of a
+replica's requests is no measure: a turn that decodes and one that waits are both one request.
+The class is pickled by value, with its module, into proxies and replicas.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+LANES_FREE = "lanes_free"
 
 
 def rendezvous(affinity: str, replicas: Iterable[str]) -> list[str]:
@@ -24,9 +28,11 @@ def rendezvous(affinity: str, replicas: Iterable[str]) -> list[str]:
     return sorted(replicas, key=weight, reverse=True)
 
 
-def ranking(affinity: str, wanted: str | None, replicas: Iterable[str]) -> list[str]:
-    """`wanted` first, if it is among the replicas; the rest by rendezvous hash."""
-    order = rendezvous(affinity, replicas)
+def ranking(
+    affinity: str, wanted: str | None, replicas: Iterable[str], full: Collection[str] = frozenset()
+) -> list[str]:
+    """`wanted` first, if it is among the replicas; the rest by rendezvous hash, those that are `full` last."""
+    order = sorted(rendezvous(affinity, replicas), key=lambda replica: replica in full)
     if wanted in order:
         order.remove(wanted)
         order.insert(0, wanted)
@@ -39,7 +45,7 @@ class SessionRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        affinity, wanted = "", None
+        affinity, wanted, firm = "", None, False
         if pending_request is not None:
             # Without it a full fleet makes the retry loop spin.
             pending_request.routing_context.should_backoff = True
@@ -48,6 +54,8 @@ class SessionRouter(RequestRouter):
             # Duck-typed: this module travels by value and should not drag others along.
             affinity = getattr(route, "affinity", None) or affinity
             wanted = getattr(route, "replica", None)
+            firm = getattr(route, "firm", False)
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         # One replica a rank: Serve sorts within a rank by queue length, which would undo the order.
-        return [[by_id[replica]] for replica in ranking(affinity, wanted, by_id)]
+        full = {name for name, replica in by_id.items() if replica.routing_stats.get(LANES_FREE) == 0}
+        return [[by_id[name]] for name in ranking(affinity, wanted, by_id, frozenset() if firm else full)]

@@ -1,28 +1,50 @@
-"""One turn while it runs. It belongs to the replica, not to the request: a client that leaves does not tear it down
-in the middle of a commit, and whatever was committed is in the session afterwards."""
+"""One choice of a turn while it runs. It belongs to the replica, not to the request: a client that leaves does not tear
+it down in the middle of a commit, and whatever was committed is in the session afterwards.
+
+It may begin in the middle: what it had committed elsewhere is told again, and the engine goes on after it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Cancel, Captured, Failed, Finished, Started, Submit, TokenLogprob, Tokens
+from deployment.engine.messages import (
+    Cancel,
+    Captured,
+    Failed,
+    Finished,
+    Round,
+    Started,
+    Submit,
+    Suspend,
+    Suspended,
+    TokenLogprob,
+    Tokens,
+)
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.session import Session
+from deployment.session_log import Course
+from deployment.turn_log import NoLog, SessionTurnLog, TurnLog
 from deployment.turn_records import turn_record
+from deployment.turn_stream import TurnStream
 from deployment.turns import Prompt, TurnText
-from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
+from deployment.wire import Closed, Delta, Moved, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
 log = logging.getLogger("ray.serve")
 
 
 class RunningTurn:
-    """Pumps the engine's events of one turn into `events`, whose last item is a Closed or a Refused."""
+    """One choice of a request: pumps the engine's events into `stream`, ending with a Closed, a Refused or a Moved."""
 
     def __init__(
         self,
@@ -34,13 +56,14 @@ class RunningTurn:
         session: Session | None,
         service: EngineService,
         keeper: SessionKeeper,
-        done: Callable[[RunningTurn], None],
-        events: asyncio.Queue[TurnEvent] | None = None,
+        stream: TurnStream,
+        done: Callable[[], None],
+        turn_log: TurnLog | None = None,
+        course: Course | None = None,
+        over: Finished | None = None,
     ) -> None:
-        """`events`: the queue of all choices of a request."""
-        self.id = submit.turn
-        self.abandoned = False
-        self.events: asyncio.Queue[TurnEvent] = asyncio.Queue() if events is None else events
+        """`stream`: that of all choices of the request. `done` is called when this one is over. `course`: how it went
+        before, elsewhere. `over`: how it ended there, so that it is only told."""
         self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
@@ -50,91 +73,213 @@ class RunningTurn:
         self._session = session
         self._service = service
         self._keeper = keeper
-        self._text = TurnText(service.tokenizer, prompt.ids[prompt.stable_boundary :])
+        self._stream = stream
+        self._log: TurnLog = NoLog() if turn_log is None else turn_log
+        self._course = Course() if course is None else course
+        self._over = over
+        self._cancelled = self._gone = False
+        self._untold: list[Round] = []
+        self._published = 0
+        self._text = TurnText(service.tokenizer, prompt.opener)
+        self._created = int(time.time())
         self._started: Started | None = None
         self._start_copy: asyncio.Task[None] | None = None
         self._done = done
-        if session is not None:
-            session.running = self
+        self._elsewhere: asyncio.Future[Moved | None] | None = None
+        self._suspended = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
-    def leave(self) -> None:
-        """The reader is gone. The turn ends at its next commit boundary."""
-        if not self._task.done():
-            self.abandoned = True
-            self._service.send(Cancel(self.id))
+    def cancel(self) -> None:
+        """Ends the turn at its next commit boundary; one that is suspended, once it goes on here."""
+        self._cancelled = True
+        if not self._task.done() and self._over is None:
+            self._service.send(Cancel(self._submit.turn))
 
     async def ended(self) -> None:
         await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
-        last: TurnEvent
-        try:
-            last = await self._pump()
-        except RequestError as error:
-            last = error.refused
-        except EngineError as error:
-            last = of_engine(error.code, error.message, error.param)
-        except Exception:
-            log.exception("turn %s failed", self.id)
-            last = Refused(500, engine_errors.INTERNAL_ERROR, "the server failed on this turn; its log says why")
-        finally:
-            if self._session is not None:
-                self._session.running = None
-            self._done(self)
-        self.events.put_nowait(last)
+    # -------------------------------------------------------------------------------------------- moving
 
-    async def _pump(self) -> TurnEvent:
-        async for event in self._service.turn(self._submit):
+    async def suspend(self) -> None:
+        """Stops the turn at its next commit boundary, until `go_on`; all copies of its log have its last round then. It
+        may have ended instead. EngineError."""
+        self._elsewhere = asyncio.get_running_loop().create_future()
+        try:
+            await self._service.call(Suspend(secrets.token_hex(8), self._submit.turn))
+        except EngineError as error:
+            self._elsewhere = None
+            if error.code != engine_errors.UNKNOWN_TURN:
+                raise
+            await self.ended()
+            return
+        stopped = asyncio.create_task(self._suspended.wait())
+        await asyncio.wait([stopped, self._task], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+
+    def go_on(self, elsewhere: Moved | None) -> None:
+        """After `suspend`: the turn goes on, here (None) or where its session is now."""
+        if self._elsewhere is not None and not self._elsewhere.done():
+            self._elsewhere.set_result(elsewhere)
+
+    def moved(self) -> None:
+        """The session has another owner: nothing that comes now may be logged or told."""
+        self._gone = True
+        self.go_on(elsewhere=Moved())
+        self.cancel()
+
+    # -------------------------------------------------------------------------------------------- running
+
+    async def _run(self) -> None:
+        last = await self._last_event()
+        # Before anybody hears of the end, since the next turn may follow at once.
+        if self._session is not None and self._over is None:
+            self._session.running = None
+        self._stream.publish(last)
+        self._done()
+
+    async def _last_event(self) -> TurnEvent:
+        if self._over is not None:
+            return self._retold(self._over)
+        try:
+            while (last := await self._pump()) is None:
+                self._suspended.set()
+                elsewhere = await self._elsewhere if self._elsewhere is not None else Moved()
+                if elsewhere is not None:
+                    return elsewhere
+                self._elsewhere = None
+                self._suspended.clear()
+            return last
+        except NotOwned:
+            self.cancel()
+            return Moved()
+        except RequestError as error:
+            return error.refused
+        except EngineError as error:
+            return of_engine(error.code, error.message, error.param)
+        except Exception:
+            log.exception("turn %s failed", self._submit.turn)
+            return Refused(500, engine_errors.INTERNAL_ERROR, "the server failed on this turn; its log says why")
+
+    async def _pump(self) -> TurnEvent | None:
+        """None: the turn was suspended, and everything that it committed is told."""
+        submit = self._submit
+        if self._course.rounds:
+            submit = replace(submit, resumed=self._course.resumed)
+        async for event in self._service.turn(submit):
+            if self._gone:
+                return Moved()
             match event:
                 case Started():
-                    self._started = event
-                    self.events.put_nowait(self._opened(event))
+                    if self._cancelled:  # before the engine knew the turn, or while it was suspended
+                        self.cancel()
+                    self._begin(event)
+                case Round():
+                    self._course.rounds.append(event)
+                    self._untold.append(event)
+                    self._log.round(event)
                 case Tokens():
-                    self._say(*self._text.push(event.token_ids, event.text_cut), event.logprobs)
-                case Captured(kind="turn_start") if self._session is not None:
-                    self._start_copy = asyncio.create_task(self._copy_start(self._session))
+                    await self._log.told()
+                    self._begin_again()
+                    self._tell(event.token_ids, event.logprobs, event.text_cut)
+                case Captured() if self._session is not None:
+                    self._copy_soon(self._session, event)
                 case Finished():
+                    await self._log.ended(event)
+                    self._begin_again()
                     closed = await self._finish(event)
                     # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
                     return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
                 case Failed():
-                    await self._fail(event)
+                    await self._keep_of_failed(event)
                     return of_engine(event.code, event.message, event.param)
+                case Suspended():
+                    await self._log.told()
+                    return None
                 case _:
                     pass
         return Refused(500, engine_errors.INTERNAL_ERROR, "the engine ended this turn without a word")
 
-    async def _copy_start(self, session: Session) -> None:
-        """In the background: a turn does not wait for the copy of its own beginning. A fence shows at its end."""
+    def _begin_again(self) -> None:
+        """A turn of which nothing is left to be drawn does not start once more."""
+        if self._started is None and self._course.rounds:
+            self._begin(Started(self._submit.turn, "none", 0, len(self._prompt.ids)))
+
+    def _begin(self, started: Started) -> None:
+        """The first event of the stream; and of a turn that has run elsewhere, all that was told there."""
+        if self._started is not None:
+            return  # it was suspended, and stayed
+        self._started = started
+        self._stream.publish(self._opened(started))
+        ids = self._course.token_ids
+        logprobs = [entry for one in self._course.rounds for entry in one.logprobs]
+        for rounds, published in self._course.told():
+            self._untold = list(rounds)
+            new = slice(self._published, published)
+            whole = self._over is not None and published == len(self._over.token_ids)
+            self._tell(ids[new], logprobs[new], self._over.text_cut if self._over is not None and whole else 0)
+
+    def _retold(self, over: Finished) -> TurnEvent:
+        self._begin_again()
+        if over.finish_reason == "failed":
+            return Refused(500, engine_errors.INTERNAL_ERROR, "the turn failed; the log of its server says why")
+        return self._closed(over, self._text.flush())
+
+    def _tell(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], text_cut: int) -> None:
+        reasoning, content = self._text.push(token_ids, text_cut)
+        facts = tuple(self._fact(entry) for entry in logprobs)
+        self._published += len(token_ids)
+        position = len(self._prompt.ids) + self._published
+        rounds = () if isinstance(self._log, SessionTurnLog) else tuple(self._untold)
+        self._untold = []
+        self._stream.publish(
+            Delta(reasoning, content, self._choice, facts, tuple(token_ids), position, text_cut, rounds)
+        )
+
+    def _copy_soon(self, session: Session, captured: Captured) -> None:
+        """In the background: a turn does not wait for the copy of its own beginning, or of its way."""
+        on_the_way = captured.frontier > len(self._prompt.ids)
+        if captured.kind == "turn_start" or (captured.kind == "tap" and on_the_way):
+            self._start_copy = asyncio.create_task(self._copy(session))
+
+    async def _copy(self, session: Session) -> None:
         try:
             await self._keeper.copy(session)
         except (RequestError, EngineError) as error:
-            log.warning("no Host replica of the start of turn %s: %s", self.id, error)
+            log.warning("no image on the way of turn %s: %s", self._submit.turn, error)
 
-    async def _fail(self, failed: Failed) -> None:
+    # -------------------------------------------------------------------------------------------- the end
+
+    async def _keep_of_failed(self, failed: Failed) -> None:
         """What was published stays, as of a cancelled turn; why the turn failed matters more than a missing copy."""
-        self._say(*self._text.flush())
+        ended = failed.committed or Finished(
+            self._submit.turn, "failed", (), None, len(self._prompt.ids), 0, (), 0.0, 0.0
+        )
+        await self._log.ended(ended)
         if self._session is not None:
             try:
-                await self._settle(self._session, failed.committed)
+                await self._settle(self._session, ended)
             except (RequestError, EngineError) as error:
-                log.warning("no Host replica of the failed turn %s: %s", self.id, error)
+                log.warning("no image of the failed turn %s: %s", self._submit.turn, error)
 
-    async def _settle(self, session: Session, ended: Finished | None) -> None:
+    async def _settle(self, session: Session, ended: Finished) -> None:
         """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
         if self._start_copy is not None:
             await self._start_copy
-        if ended is not None and (ended.token_ids or ended.hidden_ids):
+        if ended.token_ids or ended.hidden_ids:
             self._commit(session, ended)
-            await self._keeper.copy(session)
-        elif not session.turns and not session.lost:
+            await self._keeper.turn_ended(session)
+        elif not session.turns and not session.created:
             await self._keeper.abandon(session)
 
     async def _finish(self, finished: Finished) -> Closed:
-        self._say(*self._text.flush())
+        rest = self._text.flush()
         if self._session is not None:
             await self._settle(self._session, finished)
+        return self._closed(finished, rest)
+
+    def _closed(self, finished: Finished, rest: tuple[str, str]) -> Closed:
+        """`rest`: reasoning and content that wait for the end."""
+        reasoning, content = rest
         facts = self._facts(self._started, finished.frontier) if self._started else None
         return Closed(
             finish_reason=finished.finish_reason,
@@ -145,6 +290,8 @@ class RunningTurn:
             session=facts,
             choice=self._choice,
             stop_reason=self._stop_reason(finished),
+            reasoning=reasoning,
+            content=content,
         )
 
     def _stop_reason(self, finished: Finished) -> str | int | None:
@@ -153,15 +300,11 @@ class RunningTurn:
         return finished.stop_string
 
     def _commit(self, session: Session, finished: Finished) -> None:
-        session.ledger = (*self._prompt.ids, *finished.token_ids, *finished.hidden_ids)
-        session.opener = self._prompt.stable_boundary
-        session.frontier = finished.frontier
-        session.lost = False
-        before = session.transcript if self._request.mode == "append" else []
-        session.transcript = [*before, *self._request.messages, self._text.message]
-        session.foreign = None
-        seed = self._submit.sampling.seed
-        session.turns.append(turn_record(self._request, self._replica, self.id, seed, self._started, finished))
+        seed, turn = self._submit.sampling.seed, self._request.turn
+        record = turn_record(self._request, self._replica, turn, seed, self._started, finished)
+        session.book(self._prompt, finished, (*self._request.messages, self._text.message), record)
+
+    # -------------------------------------------------------------------------------------------- what is told
 
     def _opened(self, started: Started) -> Opened:
         return Opened(
@@ -169,8 +312,11 @@ class RunningTurn:
             model=self._model,
             seed=self._submit.sampling.seed,
             prompt_tokens=len(self._prompt.ids),
-            reused=started.reused,
+            reused=min(started.reused, len(self._prompt.ids)),
             session=self._facts(started, None),
+            turn=self._request.turn,
+            choices=self._request.n,
+            created=self._created,
         )
 
     def _facts(self, started: Started, frontier: int | None) -> SessionFacts | None:
@@ -184,11 +330,6 @@ class RunningTurn:
             prefilled=started.prefilled,
             frontier=frontier,
         )
-
-    def _say(self, reasoning: str, content: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        if reasoning or content or logprobs:
-            facts = tuple(self._fact(entry) for entry in logprobs)
-            self.events.put_nowait(Delta(reasoning, content, self._choice, facts))
 
     def _fact(self, entry: TokenLogprob) -> TokenFact:
         data = self._service.tokenizer.spelled

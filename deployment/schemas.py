@@ -19,6 +19,7 @@ from pydantic import (
 
 from deployment.engine.messages import Grammar
 from deployment.errors import RequestError, invalid
+from deployment.json_reading import json_type, shown
 
 HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                       "parallel_tool_calls", "prompt_cache_retention", "return_meta_info"})  # fmt: skip
@@ -26,6 +27,8 @@ HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_ident
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -118,13 +121,12 @@ MAX_DIGITS = 20
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
-class TurnBody(BaseModel):
-    """What a chat completion and an append turn have in common."""
+class GenerationBody(BaseModel):
+    """What every request for text may say, whatever its prompt looks like."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    messages: list[Message]
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, strict=True, ge=0)
@@ -139,27 +141,14 @@ class TurnBody(BaseModel):
     min_tokens: int | None = Field(default=None, strict=True, ge=0)
     reproducible: StrictBool = False
     max_tokens: int | None = Field(default=None, strict=True, ge=1)
-    max_completion_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
     stop: list[StopString] | None = Field(default=None, max_length=4)
     include_stop_str_in_output: StrictBool = False
     n: int | None = Field(default=None, strict=True, ge=1, le=8)
-    logprobs: StrictBool | None = None
-    top_logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
-    thinking_budget: int | None = Field(default=None, strict=True, ge=0)
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = Field(default=None, strict=True, ge=0)
-    chat_template_kwargs: TemplateOptions | None = None
-    response_format: ResponseFormat | None = None
-
-    @field_validator("messages")
-    @classmethod
-    def _not_empty(cls, messages: list[Message]) -> list[Message]:
-        if not messages:
-            raise ValueError("at least one message is needed")
-        return messages
 
     @field_validator("temperature", "queue_seconds")
     @classmethod
@@ -173,25 +162,49 @@ class TurnBody(BaseModel):
     def _one_or_more(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _asked_for(cls, top: int | None, info: ValidationInfo) -> int | None:
-        if top and not info.data.get("logprobs"):
-            raise ValueError("needs logprobs: true")
-        return top
-
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         for token in bias or {}:
             if not token.isascii() or not token.isdigit() or len(token) > MAX_DIGITS:
-                raise ValueError(f"keys must be token ids, got {_shown(token)}")
+                raise ValueError(f"keys must be token ids, got {shown(token)}")
         return bias
 
     @property
     def bias(self) -> tuple[tuple[int, float], ...]:
         """(token id, added to its logit)."""
         return tuple((int(token), added) for token, added in (self.logit_bias or {}).items())
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its own for usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TurnBody(GenerationBody):
+    """What a chat completion and an append turn have in common."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = Field(default=None, strict=True, ge=1)
+    logprobs: StrictBool | None = None
+    top_logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
+    thinking_budget: int | None = Field(default=None, strict=True, ge=0)
+    chat_template_kwargs: TemplateOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _not_empty(cls, messages: list[Message]) -> list[Message]:
+        if not messages:
+            raise ValueError("at least one message is needed")
+        return messages
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _asked_for(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return top
 
     @property
     def alternatives(self) -> int | None:
@@ -203,6 +216,39 @@ class TurnBody(BaseModel):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+COMPLETION_TOKENS = 16
+"""The interface's own default for the answer of a text completion."""
+
+
+class CompletionBody(GenerationBody):
+    """A text completion: one prompt, as text or token ids."""
+
+    prompt: str | list[TokenId]
+    logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, prompt: Any) -> Any:
+        """The interface also takes a list of prompts."""
+        if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
+            return prompt
+        if len(prompt) > 1:
+            raise ValueError(f"one prompt a request is supported, not {len(prompt)}")
+        return prompt[0]
+
+    @property
+    def token_budget(self) -> int:
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+class SessionBody(BaseModel):
+    """`id`: the new session's name; None: one with 128 random bits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+
+
 class MigrateBody(BaseModel):
     """`to`: a replica's id; None lets the server choose another one than the owner."""
 
@@ -211,74 +257,14 @@ class MigrateBody(BaseModel):
     to: str | None = None
 
 
-class ForkBody(BaseModel):
-    """`id`: the new session's name; None: one with 128 random bits."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str | None = None
-
-
 Body = TypeVar("Body", bound=BaseModel)
-
-MAX_DEPTH = 16
-"""Nesting of a request body. What a session keeps of it lies deeper in a manifest, which has a limit of its own."""
-
-MAX_SCHEMA_DEPTH = 64
-"""The same for what lies in `response_format`, of which a session keeps nothing."""
-
-
-def read_json(body: bytes) -> Any:
-    """Parses a request body into values that can be rendered, kept in a session and sent back.
-
-    Raises RequestError (400): for what is no JSON, for text that UTF-8 cannot hold, for numbers that are no 64-bit
-    integer or finite float, and for a nesting deeper than MAX_DEPTH.
-    """
-    try:
-        document = json.loads(body, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise invalid(f"the request body is nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:
-        raise invalid(f"the request body is not JSON: {error}") from None
-    _check_plain(document, ())
-    return document
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _check_plain(value: Any, place: tuple[str, ...]) -> None:
-    wrong = ""
-    limit = MAX_SCHEMA_DEPTH if place[:1] == ("response_format",) else MAX_DEPTH
-    if len(place) > limit:
-        place, wrong = place[:1], f"is nested deeper than {limit} levels"
-    elif isinstance(value, dict):
-        for key, element in value.items():
-            _check_plain(key, (*place, ascii(key)[1:-1]))
-            _check_plain(element, (*place, key))
-    elif isinstance(value, list):
-        for index, element in enumerate(value):
-            _check_plain(element, (*place, str(index)))
-    elif isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            wrong = f"holds a lone surrogate at character {error.start}, which is no text"
-    elif isinstance(value, int):
-        wrong = "" if -(2**63) <= value < 2**64 else f"{_shown(value)} does not fit 64 bits"
-    elif isinstance(value, float):
-        wrong = "" if math.isfinite(value) else "must be a finite number"
-    if wrong:
-        param = ".".join(place)
-        raise invalid(f"{param or 'the request body'}: {wrong}", param or None)
 
 
 def parse(kind: type[Body], document: Any) -> Body:
     """Validates a request body, or raises a RequestError that names the first field at fault. A field that is null is
     one that was left out."""
     if not isinstance(document, dict):
-        raise invalid(f"the request body must be a JSON object, not {_json_type(document)}")
+        raise invalid(f"the request body must be a JSON object, not {json_type(document)}")
     fields = kind.model_fields
     known = {
         name: value
@@ -286,8 +272,8 @@ def parse(kind: type[Body], document: Any) -> Body:
         if name in fields and (value is not None or fields[name].is_required())
     }
     for name, value in document.items():
-        if name not in fields and not (issubclass(kind, TurnBody) and _asks_nothing(name, value)):
-            raise invalid(f"{name}: {_shown(value)} is not supported", name)
+        if name not in fields and not (issubclass(kind, GenerationBody) and _asks_nothing(name, value)):
+            raise invalid(f"{name}: {shown(value)} is not supported", name)
     try:
         return kind.model_validate(known)
     except ValidationError as error:
@@ -313,14 +299,4 @@ def _explained(error: ValidationError) -> RequestError:
     place = [str(part) for part in first["loc"] if isinstance(part, int) or ("[" not in part and part not in ("str",))]
     param = ".".join(place)
     message = first["msg"].removeprefix("Value error, ")
-    return invalid(f"{param}: {message[:1].lower()}{message[1:]}, got {_shown(first['input'])}", param)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+    return invalid(f"{param}: {message[:1].lower()}{message[1:]}, got {shown(first['input'])}", param)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.engine.messages import Foreign
+from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.ownership import Epoch, SessionKey
+from deployment.turns import Prompt
 from state.session_record import Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
-    from deployment.running import RunningTurn
+    from deployment.held_turn import HeldTurn
 
 
 @dataclass
@@ -19,8 +20,13 @@ class Session:
     """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
-    that a user wrote. `order` numbers captures. `lost`: there was state, and no copy of it was found.
+    that a user wrote. `order`: the log's last record that this says; `since`: the one
+    where its newest turn began, from which on the log is kept beside the image, so that who takes over can tell that
+    turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
+    `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
+    newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
+    monotonic clock, unless it is a new one.
     """
 
     key: SessionKey
@@ -31,19 +37,33 @@ class Session:
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
-    lost: bool = False
+    since: int = 0
     foreign: Foreign | None = None
-    running: RunningTurn | None = None
-    moving_until: float = 0.0
+    running: HeldTurn | None = None
+    created: bool = False
+    checkpoints: tuple[tuple[str, int], ...] = ()
+    moving: bool = False
+    came: Hit = "device"
+    arrived: float = float("-inf")
 
     @property
     def free(self) -> bool:
         """Whether a turn could begin."""
-        return self.running is None and time.monotonic() >= self.moving_until
+        return self.running is None and not self.moving
+
+    def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
+        """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
+        self.ledger = (*prompt.ids, *finished.token_ids, *finished.hidden_ids)
+        self.opener = prompt.stable_boundary
+        self.frontier = finished.frontier
+        before = self.transcript if turn.mode == "append" else []
+        self.transcript = [*before, *messages]
+        self.foreign = None
+        self.turns.append(turn)
 
     @property
     def engine_id(self) -> str:
-        return f"{self.key.tenant}/{self.key.session}"
+        return engine_id_of(self.key)
 
     def record(self) -> SessionRecord:
         """What travels in the session's document."""
@@ -70,3 +90,8 @@ class Session:
             transcript=list(record.transcript),
             turns=list(record.turns),
         )
+
+
+def engine_id_of(key: SessionKey) -> str:
+    """What the engine calls a session."""
+    return f"{key.tenant}/{key.session}"

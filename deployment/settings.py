@@ -23,7 +23,11 @@ class AppArgs(BaseModel):
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
     `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
     `durable_bytes`, its budget.
+    `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
+    came may wait there for the rest.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
+    `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
+    `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -53,6 +57,8 @@ class AppArgs(BaseModel):
     tenant_lanes: int | None = Field(default=None, ge=1)
     tenant_queued_tokens: int | None = Field(default=None, ge=1)
     preempt_seconds: float | None = Field(default=2.0, ge=0)
+    staged_bytes: int = Field(default=4 << 30, ge=0)
+    staged_seconds: float = Field(default=60.0, ge=0)
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
@@ -61,6 +67,8 @@ class AppArgs(BaseModel):
     durable_bytes: int = Field(default=64 << 30, ge=0)
     own_process: bool | None = None
     check_invariants: bool = False
+    detach_seconds: float = Field(default=30.0, ge=0)
+    stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
@@ -128,6 +136,8 @@ class AppArgs(BaseModel):
             proposal_head=self.proposal_head,
             yarn_factor=self.yarn_factor,
             public_rows=self.public_rows,
+            staged_bytes=self.staged_bytes,
+            staged_seconds=self.staged_seconds,
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,

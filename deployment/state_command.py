@@ -6,18 +6,15 @@ Exit status: 0; 1 where a file is not whole, does not fit, or two files differ; 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployment.private_file import check_replaceable, write_private
 from deployment.usage import fail, one_sentence
 
 if TYPE_CHECKING:
-    import httpx
-
     from state.document import SessionDocument
 
 # torch and httpx take seconds to import: `--help` should not wait for them.
@@ -30,7 +27,6 @@ Url = Annotated[str, typer.Option(help="The server.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="DFLASH_API_KEY", help="Whose sessions they are.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
-TIMEOUT_SECONDS = 300.0
 READ_BYTES = 1 << 24
 
 
@@ -93,13 +89,13 @@ def export_session(
 ) -> None:
     """Writes a session of a running server to a file that only you can read."""
     with one_sentence():
-        from urllib.parse import quote
+        from deployment.client import Client
 
-        if file.exists() and not file.is_file():
-            raise ValueError(f"{file} cannot be written: it exists and is no file")
-        answer = _asked("GET", f"{url}/v1/sessions/{quote(session, safe='')}/export", api_key)
-        _write_private(file, answer.content)
-        typer.echo(f"{file}: {len(answer.content)} bytes of session {session}")
+        check_replaceable(file)
+        with Client(url, api_key, patience=0) as client:
+            document = client.export(session)
+        write_private(file, document)
+        typer.echo(f"{file}: {len(document)} bytes of session {session}")
 
 
 @app.command("import")
@@ -111,8 +107,11 @@ def import_session(
 ) -> None:
     """Makes a session of a running server from a file. Refused by name if anything it depends on is not the same."""
     with one_sentence():
-        params = {} if name is None else {"id": name}
-        answer = _asked("POST", f"{url}/v1/sessions/import", api_key, params, _read(file)).json()
+        from deployment.client import Client
+
+        document = _read(file)
+        with Client(url, api_key, patience=0) as client:
+            answer = client.import_(document, name)
         typer.echo(f"session {answer['id']} is on replica {answer['replica']}, frontier {answer['frontier']}")
 
 
@@ -169,46 +168,6 @@ def _check_model(document: SessionDocument, model: Path, draft: Path | None, dev
     require_equal(document.manifest.fingerprint, models.fingerprint)
     document.check_tokens(models.target.public_rows)
     document.check_fit(models.geometry)
-
-
-def _write_private(file: Path, data: bytes) -> None:
-    """All of it or nothing, readable by its owner only."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ValueError(f"{file} cannot be written: {error.strerror}") from None
-
-
-# ------------------------------------------------------------------------------------------------ a server
-
-
-def _asked(
-    method: str, url: str, api_key: str | None, params: dict[str, str] | None = None, content: bytes | None = None
-) -> httpx.Response:
-    """Raises ValueError with the server's own sentence."""
-    import httpx
-
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    try:
-        answer = httpx.request(method, url, headers=headers, params=params, content=content, timeout=TIMEOUT_SECONDS)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ValueError(f"{url} does not answer: {error}") from None
-    if answer.is_success:
-        return answer
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = "no reason was given"
-    raise ValueError(f"{url} answers {answer.status_code}: {message}")
 
 
 # ------------------------------------------------------------------------------------------------ what is shown

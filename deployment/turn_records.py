@@ -11,7 +11,10 @@ from deployment.engine.messages import Finished, Started
 from deployment.wire import TurnRequest
 from state.session_record import TurnRecord
 
-_IDENTITY = {"turn", "mode", "messages", "key", "must_exist", "tenant", "seed"}
+_IDENTITY = {
+    "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
+    "resumed", "accept_durable", "draws",
+}  # fmt: skip
 """What a record says elsewhere, or what says only who asked."""
 
 
@@ -44,7 +47,7 @@ def turn_record(
         request=canonical_request(request),
         request_sha256=request_sha256(request),
         seed=seed,
-        idempotency_key=None,
+        idempotency_key=request.idempotency_key,
         start=finished.prompt_tokens,
         published=len(finished.token_ids),
         finish_reason=finished.finish_reason,

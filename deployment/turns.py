@@ -34,6 +34,11 @@ class Prompt:
     stable_boundary: int
     system_boundary: int = 0
 
+    @property
+    def opener(self) -> tuple[int, ...]:
+        """What stands between the stable part and the answer: it says whether a think block is open."""
+        return self.ids[self.stable_boundary :]
+
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Length of the longest common prefix."""
@@ -147,7 +152,7 @@ def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) ->
         close=tuple(tokenizer.encode(f"\n{THINK_CLOSE}\n\n")),
         end=end,
         begin=tokenizer.id_of(THINK_OPEN),
-        opened=think_is_open(tokenizer, prompt.ids[prompt.stable_boundary :]),
+        opened=think_is_open(tokenizer, prompt.opener),
     )
 
 
@@ -162,11 +167,12 @@ def seed_of(asked: int | None) -> int:
 
 
 def choices(submit: Submit, n: int) -> list[Submit]:
-    """`n` turns that differ in their draws only. The first one prefills the prompt for all, and scores it if asked."""
+    """`n` turns that differ in their draws only. The first one prefills the prompt for all, scores it if asked, and
+    leaves the state that is to be kept."""
     names = tuple(f"{submit.turn}.{i}" for i in range(1, n))
     sampling = replace(submit.sampling, prompt_logprobs=None)
     others = [
-        replace(submit, turn=name, sampling=replace(sampling, sub=i), after=submit.turn)
+        replace(submit, turn=name, sampling=replace(sampling, sub=i), after=submit.turn, session=None)
         for i, name in enumerate(names, start=1)
     ]
     return [replace(submit, followers=names), *others]

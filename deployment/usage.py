@@ -11,6 +11,9 @@ import typer
 
 from state.errors import StateError
 
+_TOLD_BY_NAME = frozenset({"LaunchError", "ClientError"})
+"""Their modules import Ray and httpx, for which `--help` should not wait."""
+
 
 @contextlib.contextmanager
 def one_sentence(exit_code: int = 2) -> Iterator[None]:
@@ -26,7 +29,7 @@ def one_sentence(exit_code: int = 2) -> Iterator[None]:
     except (ValueError, StateError) as error:  # ModelError is a ValueError
         fail(str(error), exit_code)
     except RuntimeError as error:
-        if type(error).__name__ != "LaunchError":
+        if _TOLD_BY_NAME.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise
         fail(str(error), exit_code)
 

@@ -7,30 +7,42 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.messages import Grammar
+from deployment.engine.messages import Grammar, Round
 from deployment.errors import Refused
-from deployment.ownership import Epoch, Placement, SessionKey
+from deployment.ownership import Epoch, SessionKey
+from deployment.ownership.messages import Placed
 
 
 @dataclass(frozen=True)
 class Route:
     """First argument of every call to a replica; the SessionRouter reads it.
 
-    `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before, so
-    that a replica which lost the session without knowing it learns so from the request. `affinity` orders the rest.
+    `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
+    `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
+    on once more. `firm`: what the affinity leads to is there already, however full the replica is.
     """
 
     affinity: str
     replica: str | None = None
-    placement: Placement | None = None
+    placement: Placed | None = None
+    sent_on: bool = False
+    firm: bool = False
 
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn, validated. `mode`: `history` carries all messages, `append` only new ones. None: model's default."""
+    """One turn, validated. None: model's default.
+
+    `turn`: 32 hex digits. `mode`: `history` carries all messages, `append` only new ones, `prompt` none, but text or
+    token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
+    `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
+    `accept_durable`: an older state of the session will do, if its newest is lost.
+    `draws`: the seed that it drew by where it ran before.
+    `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
+    """
 
     turn: str
-    mode: Literal["history", "append"]
+    mode: Literal["history", "append", "prompt"]
     messages: tuple[dict[str, Any], ...]
     key: SessionKey | None = None
     must_exist: bool = False
@@ -59,6 +71,18 @@ class TurnRequest:
     tenant: str = ""
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = None
+    prompt: str | tuple[int, ...] = ""
+    idempotency_key: str | None = None
+    repeated: bool = False
+    hint: str | None = None
+    accept_durable: bool = False
+    draws: int | None = None
+    resumed: tuple[tuple[Round, ...], ...] = ()
+
+    @property
+    def outlives_its_reader(self) -> bool:
+        """Whether somebody could ask for this turn again (decision 22)."""
+        return self.key is not None or self.idempotency_key is not None
 
 
 @dataclass(frozen=True)
@@ -79,7 +103,7 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class Opened:
-    """The prompt is in; text follows."""
+    """The prompt is in; text follows. `created`: when the turn was asked for, in Unix seconds."""
 
     replica: str
     model: str
@@ -87,6 +111,9 @@ class Opened:
     prompt_tokens: int
     reused: int
     session: SessionFacts | None
+    turn: str = ""
+    choices: int = 1
+    created: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,20 +127,27 @@ class TokenFact:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is published of one choice after a round. Every part may be empty, since incomplete characters and what may
-    belong to a stop string are held back."""
+    """What is published of one choice after a round: `token_ids`, which end at the ledger position `position`, and the
+    text that they complete. Text may be empty, since incomplete characters wait for their end; the last `text_cut`
+    characters of the ids' text belong to a stop string and are left out. `rounds`: those since the event before, where
+    the turn has no log: whoever reads it can have it resumed."""
 
     reasoning: str
     content: str
     choice: int = 0
     logprobs: tuple[TokenFact, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    position: int = 0
+    text_cut: int = 0
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
 class Closed:
     """One choice is over and, with a session, its Host replica is written. `rounds` lists accepted drafts.
 
-    `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it.
+    `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it. `reasoning`, `content`:
+    what stands for a last character that was never completed.
     """
 
     finish_reason: str
@@ -124,20 +158,45 @@ class Closed:
     session: SessionFacts | None
     choice: int = 0
     stop_reason: str | int | None = None
-
-
-TurnEvent = Opened | Delta | Closed | Refused
+    reasoning: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True)
-class HandedOver:
-    """A session as its owner gives it away. `document` (uint8 array, `state/FORMAT.md`) has the whole ledger, and
-    checkpoints at `frontiers`. `order` numbers the documents of an epoch."""
+class Movement:
+    """What a session's move took: bytes of its state that went while its turn decoded, those that went while it stood,
+    and for how long it did so at its source."""
 
-    epoch: Epoch
-    order: int
-    frontiers: tuple[int, ...]
-    document: np.ndarray
+    bytes_ahead: int = 0
+    bytes_in_pause: int = 0
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The turn goes on elsewhere: whoever reads it asks the session's owner for the rest. `owner`: who that is, if it
+    is known here."""
+
+    owner: str | None = None
+
+
+TurnEvent = Opened | Delta | Closed | Refused | Moved
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event of a turn, and the id (`deployment/event_ids.py`) of the place that it leads to."""
+
+    id: str
+    event: TurnEvent
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The turn that was asked for ran on another replica, which may still have its events."""
+
+    replica: str
+    turn: str
 
 
 @dataclass(frozen=True)
@@ -149,9 +208,16 @@ class ExportedSession:
 
 @dataclass(frozen=True)
 class NotHere:
-    """The replica that was meant did not get the call, or does not hold the session."""
+    """The replica that was asked does not hold the session, or serves nobody any more. `owner`: who does, if it knows.
+    `full`: it has no room, and the owner has."""
 
     replica: str
+    owner: str | None = None
+    full: bool = False
+
+
+TurnAnswer = Told | Elsewhere | NotHere
+"""What a replica answers a request for a turn with: its events, or where else to ask."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +232,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it."""
+    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy."""
 
     replica: str
     epoch: Epoch
@@ -175,6 +241,7 @@ class SessionInfo:
     running: str | None
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
+    checkpoints: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

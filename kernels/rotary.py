@@ -4,9 +4,9 @@
     out[j+R/2] = x[j + R/2] * cos(p * f_j) + x[j] * sin(p * f_j)
     out[R:]    = x[R:]
 
-The drafter rotates the full head by scalar cache positions. The target rotates a part of the head; for text its three
-MRoPE axes are equal, so that scalar positions are exact there too. Angles, sine and cosine are FP32, and are rounded to
-x's dtype before they are applied.
+The drafter rotates the full head by scalar cache positions. The target rotates a part of the head, by positions of
+three axes (MRoPE); for text these are equal, so that scalar positions are exact there too. Angles, sine and cosine are
+FP32, and are rounded to x's dtype before they are applied.
 
 Source: specification ("rope_1d"), decision 2 (drafter), research of the target's MRoPE for text.
 """

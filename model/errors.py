@@ -9,3 +9,7 @@ class ModelError(ValueError):
 
 class ChatTemplateError(ValueError):
     """The chat template refused a conversation or failed on it. The message is fit for the client that sent it."""
+
+
+class MediaError(ValueError):
+    """An image, a video or its place in a prompt cannot be used. The message is fit for the client that sent it."""

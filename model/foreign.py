@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from model.block_scales import read_block_scales
 from model.fields import Fields
 
 
@@ -18,7 +19,7 @@ def refuse_foreign_target(fields: Fields) -> None:
     fields.refuse("attn_output_gate", (True,), "attention output is always gated")
     fields.refuse("output_gate_type", ("silu", "swish"), "the delta net's output gate is silu")
     fields.refuse("use_sliding_window", (False,), "a target's attention layers see the whole context")
-    fields.refuse("quantization_config", (), "weights must be bfloat16, float16 or float32")
+    read_block_scales(fields)
 
 
 def refuse_foreign_draft(fields: Fields, directory: Path) -> None:

@@ -34,8 +34,8 @@ def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
 class RotaryConfig:
     """Split-half rotary embedding of the first `dim` dimensions of a head.
 
-    `sections` are the MRoPE sections in frequency pairs (they sum to dim / 2); text positions are equal on all axes, so
-    they matter for media only. None for a one-dimensional rotary.
+    `sections` are the MRoPE sections in frequency pairs (they sum to dim / 2) of the axes time, height and width; text
+    positions are equal on all three, so they matter for media only. None for a one-dimensional rotary.
     """
 
     theta: float
@@ -43,6 +43,17 @@ class RotaryConfig:
     sections: tuple[int, ...] | None
     interleaved: bool
     yarn: YarnConfig | None
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Which of the three axes (time, height, width) turns each frequency pair: interleaved, height and width take
+        every third pair until they have as many as their sections say, and time has all others."""
+        pairs = self.dim // 2
+        if self.sections is None:
+            return (0,) * pairs
+        if not self.interleaved:
+            return tuple(axis for axis, section in enumerate(self.sections) for _ in range(section))
+        return tuple(i % 3 if i < 3 * self.sections[i % 3] else 0 for i in range(pairs))
 
 
 def read_rotary(fields: Fields, head_dim: int, max_positions: int, *, partial: bool) -> RotaryConfig:

@@ -1,4 +1,4 @@
-"""The Qwen3.5 text target: gated delta net layers and gated full-attention layers, over state that the caller owns.
+"""The Qwen3.5 target: gated delta net layers and gated full-attention layers, over state that the caller owns.
 
     x <- x + mixer(offset_norm(x));  x <- x + ffn(offset_norm(x))           per block, no biases
     full attention: q|gate per head, k, v; offset head norms; partial rotary; causal over pages; * sigmoid(gate); o_proj
@@ -45,9 +45,21 @@ class TargetState:
 
 
 @dataclass(frozen=True)
+class Inserted:
+    """Embeddings of media, [n, H], that stand in place of those of the token ids at `columns`, int64 [n], which count
+    through all rows: b * T + i. Both on the model's device."""
+
+    embeddings: torch.Tensor
+    columns: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Columns:
     """B rows of T input columns. `token_ids` [B, T]; `start` [B], the cache ordinal of column 0; `valid` [B], live
     columns; `page_table` [B, M]; `slots` [B], the rows' images. All int64 on the model's device.
+
+    `positions` are those of the rotary alone, [B, T] or, where media stand in the columns, [B, T, 3] (time, height,
+    width); None: the cache ordinals, as in every sequence of text. `inserted`: None where all columns are tokens.
 
     `parent`, `depth` [B, T] are kept free for trees of drafts: which column of its row a column follows, and how many
     after the frontier it is. Columns are a chain so far, i - 1 and i, which None stands for; ValueError for all else.
@@ -58,6 +70,8 @@ class Columns:
     valid: torch.Tensor
     page_table: torch.Tensor
     slots: torch.Tensor
+    positions: torch.Tensor | None = None
+    inserted: Inserted | None = None
     parent: torch.Tensor | None = None
     depth: torch.Tensor | None = None
 
@@ -67,7 +81,9 @@ class Columns:
                 raise ValueError(f"columns: {name} is given, must be None: trees of drafts are not verified yet")
 
     @property
-    def positions(self) -> torch.Tensor:
+    def rotary_positions(self) -> torch.Tensor:
+        if self.positions is not None:
+            return self.positions
         return self.start[:, None] + torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
 
 
@@ -182,8 +198,8 @@ class Target:
 
     def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
         config = self.config
-        x = F.embedding(columns.token_ids, self.embedding)
-        tables = self.rotary.tables(columns.positions)
+        x = self._embedded(columns)
+        tables = self.rotary.tables(columns.rotary_positions)
         tapped: dict[int, torch.Tensor] = {}
         records = self._new_records(columns, 1 if advance else len(config.gdn_layers))
         next_norms = (*(block.input_norm for block in self.blocks[1:]), self.final_norm)
@@ -202,6 +218,13 @@ class Target:
                 tapped[i] = x
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
         return Forward(n, features, self._new_records(columns, 0) if advance else records)
+
+    def _embedded(self, columns: Columns) -> torch.Tensor:
+        x = F.embedding(columns.token_ids, self.embedding)
+        if columns.inserted is not None:
+            media = columns.inserted
+            x.view(-1, x.shape[-1]).index_copy_(0, media.columns, media.embeddings.to(x.dtype))
+        return x
 
     def _new_records(self, columns: Columns, layers: int) -> gdn.Records:
         """Prefill keeps one layer's at a time: only verification's layers are folded together, later."""

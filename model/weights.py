@@ -2,7 +2,7 @@
 
 Names are those of the bare text model, whatever wrapper saved the file: `layers.0.input_layernorm.weight`,
 `embed_tokens.weight`, `norm.weight`, `lm_head.weight`. Tensors come one at a time and own their memory, so that a
-loader may convert and drop each before it reads the next.
+loader may convert and drop each before it reads the next; block-scaled FP8 is dequantised on the way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from model.block_scales import FP8, BlockScales, load_block_scales
 from model.errors import ModelError
 from model.fields import Fields, read_json
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-_FLOATING = ("BF16", "F16", "F32")
+_FLOATING = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_FLOATING_NAMES = ", ".join(_FLOATING)
+_SCALES = "_scale_inv"
 _SAMPLE_BYTES = 4096
 
 # A drafter with any of these computes something else than the specification's: it is refused, never half loaded.
@@ -49,16 +52,20 @@ class StoredTensor:
 class WeightFiles:
     """The tensors of one model directory."""
 
-    def __init__(self, directory: Path, files: tuple[Path, ...], stored: dict[str, StoredTensor]) -> None:
+    def __init__(
+        self, directory: Path, files: tuple[Path, ...], stored: dict[str, StoredTensor], blocks: BlockScales | None
+    ) -> None:
         self.directory = directory
         self._files = files
         self._stored = stored
+        self._blocks = blocks
         self._asked: set[str] = set()
 
     @classmethod
     def open(cls, directory: Path) -> WeightFiles:
         """Reads the headers of all files. Raises ModelError for a missing, truncated or corrupt one."""
         files = _weight_files(directory)
+        blocks = load_block_scales(directory)
         stored: dict[str, StoredTensor] = {}
         for file in files:
             with _opened(file) as handle:
@@ -68,7 +75,7 @@ class WeightFiles:
                     if public in stored:
                         raise ModelError(f"{file}: tensor {name} is there twice, also as {stored[public].name}")
                     stored[public] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-        return cls(directory, files, stored)
+        return cls(directory, files, stored, blocks)
 
     @classmethod
     def open_draft(cls, directory: Path) -> WeightFiles:
@@ -82,6 +89,11 @@ class WeightFiles:
                     )
         return files
 
+    @property
+    def quantised(self) -> BlockScales | None:
+        """The blocks of what is stored in FP8; None where nothing is."""
+        return self._blocks if any(where.dtype == FP8 for where in self._stored.values()) else None
+
     def names(self) -> tuple[str, ...]:
         """All names, wrapper prefixes stripped, sorted."""
         return tuple(sorted(self._stored))
@@ -90,14 +102,16 @@ class WeightFiles:
         return self._find(name) is not None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor in its stored dtype (bfloat16, float16 or float32), on the CPU, in memory of its own.
+        """The tensor in its stored dtype (bfloat16, float16 or float32; float32 where it is stored in FP8), on the CPU,
+        in memory of its own.
 
         A name without `.weight` also finds `name.weight` (both spellings of codebooks exist). Raises ModelError if it
         is missing, or has another shape than `shape`.
         """
         where = self.check(name, shape)
-        with _opened(where.file) as handle:
-            return handle.get_tensor(where.name).clone()
+        tensor = torch.empty(shape, dtype=_FLOATING.get(where.dtype, torch.float32))
+        self.read_into(name, tensor)
+        return tensor
 
     def read_into(self, name: str, destination: torch.Tensor) -> None:
         """Copies the tensor, of the shape of `destination`, into it, converting as it goes. Raises ModelError.
@@ -106,7 +120,15 @@ class WeightFiles:
         """
         where = self.check(name, tuple(destination.shape))
         with _opened(where.file) as handle:
-            destination.copy_(handle.get_tensor(where.name))
+            stored = handle.get_tensor(where.name)
+            if where.dtype != FP8:
+                destination.copy_(stored)
+                return
+            blocks, scales = self._scales_of(where)
+            # the narrow form travels, and is widened where it is to lie
+            stored = stored.to(destination.device)
+        with _opened(scales.file) as handle:
+            blocks.dequantise(stored, handle.get_tensor(scales.name).to(destination.device), destination)
 
     def check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Where the tensor lies, if it is there and as `tensor` wants it; reads no data. Raises ModelError."""
@@ -118,10 +140,36 @@ class WeightFiles:
             raise ModelError(
                 f"{where.file}: tensor {where.name} has shape {list(where.shape)}, but the config says {list(shape)}"
             )
-        if where.dtype not in _FLOATING:
-            raise ModelError(f"{where.file}: tensor {where.name} is {where.dtype}, but must be one of {_FLOATING}")
+        if where.dtype == FP8:
+            self._scales_of(where)
+        elif where.dtype not in _FLOATING:
+            raise ModelError(
+                f"{where.file}: tensor {where.name} is {where.dtype}, but must be one of {_FLOATING_NAMES}"
+            )
+        elif f"{found}{_SCALES}" in self._stored:
+            raise ModelError(f"{where.file}: tensor {where.name} is {where.dtype}, but has scales: must be {FP8}")
         self._asked.add(found)
         return where
+
+    def _scales_of(self, where: StoredTensor) -> tuple[BlockScales, StoredTensor]:
+        """The scales of a block-scaled FP8 tensor, checked. Raises ModelError."""
+        if self._blocks is None:
+            raise ModelError(f"{where.file}: tensor {where.name} is {FP8}, but config.json has no quantization_config")
+        if len(where.shape) < 2:
+            raise ModelError(f"{where.file}: tensor {where.name} is {FP8} {list(where.shape)}, must have two axes")
+        name = f"{_public(where.name)}{_SCALES}"
+        shape = self._blocks.shape(where.shape)
+        found = self._stored.get(name)
+        if found is None:
+            raise ModelError(f"{where.file}: tensor {where.name} is {FP8}, but {where.name}{_SCALES} is missing")
+        if found.shape != shape or found.dtype not in _FLOATING:
+            block = f"{self._blocks.rows} x {self._blocks.columns}"
+            raise ModelError(
+                f"{found.file}: tensor {found.name} is {found.dtype} {list(found.shape)}, but must be one of"
+                f" {_FLOATING_NAMES} {list(shape)}, a scale for each {block} values"
+            )
+        self._asked.add(name)
+        return self._blocks, found
 
     def unused(self) -> tuple[str, ...]:
         """Names that nobody has asked for so far, sorted: worth one log line after loading."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from state.fingerprint import Fingerprint
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.layouts import layouts
 from state.manifest import CheckpointEntry, Segment, entry_of, write_manifest
-from state.memory import StateMemory
+from state.memory import SequenceMemory, StateMemory
 from state.pages import PagePool
 from state.session_manifest import as_tokens
 from state.session_record import SessionRecord
@@ -58,12 +59,18 @@ class SegmentDigests:
     def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
         names one content for ever: the epoch of a page, the id of an image's checkpoint."""
+        segment = self.known(kind, place, content, columns)
+        if segment is None:
+            segment = make()
+            if self._known.get((kind, place), (None,))[0] != content:
+                self._known[kind, place] = (content, {})
+            self._known[kind, place][1][columns] = segment
+        return segment
+
+    def known(self, kind: str, place: int, content: int | str, columns: int) -> Segment | None:
+        """The same, if it was hashed before."""
         known = self._known.get((kind, place))
-        if known is None or known[0] != content:
-            known = self._known[kind, place] = (content, {})
-        if columns not in known[1]:
-            known[1][columns] = make()
-        return known[1][columns]
+        return known[1].get(columns) if known is not None and known[0] == content else None
 
 
 def encode_session(
@@ -90,12 +97,29 @@ def encode_detached(
     key: bytes | None = None,
     digests: SegmentDigests | None = None,
     keep_bytes: bool = False,
+    hashed: bool = True,
 ) -> DetachedSession:
     """The same document without its payload. What `digests` knows is neither read nor hashed. `keep_bytes`: what is
-    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint."""
-    table = _Table(memory, digests or SegmentDigests(), keep_bytes)
+    read for its digest is kept, so that `read` of such a segment needs neither the memory nor the checkpoint.
+
+    Not `hashed`: the other segments are read and kept under random names in place of their sha256. Such a document is
+    of use only to who gets those segments beside it, and must not be stored.
+    """
+    table = _Table(memory, digests or SegmentDigests(), keep_bytes, hashed)
     manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
+
+
+def encode_pages(
+    memory: StateMemory, sequence: SequenceMemory, pages: range, digests: SegmentDigests
+) -> tuple[DetachedSegment, ...]:
+    """Segments of a running sequence's pages of these numbers, which must be full (`StateMemory.full_pages`): those of
+    the target, then the drafter's, each content once. Later checkpoints of the sequence have the same segments, which
+    `digests` knows then."""
+    table = _Table(memory, digests, keep_bytes=True)
+    for _ in table.add_pages(sequence.pages, sequence.draft_pages, pages.stop * PAGE_TOKENS, pages):
+        pass
+    return tuple(table.detached)
 
 
 def encode_carried(
@@ -142,10 +166,11 @@ def _manifest(
 class _Table:
     """The segments of all checkpoints of a document, each content once, in the order of first use."""
 
-    def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool) -> None:
+    def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool, hashed: bool = True) -> None:
         self._memory = memory
         self._digests = digests
         self._keep_bytes = keep_bytes
+        self._hashed = hashed
         self._by_content: dict[bytes, int] = {}
         self.segments: list[Segment] = []
         self.payload: dict[bytes, bytes] = {}
@@ -154,19 +179,27 @@ class _Table:
     def add(self, checkpoint: Checkpoint) -> Iterator[int]:
         """The indices of a checkpoint's segments, in their order."""
         yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self._memory, checkpoint))
+        numbers = range(len(checkpoint.pages))
+        yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
+
+    def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
+        """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""
         for kind, pool, pages in (
-            ("target", self._memory.target if self._memory.geometry.kv_layers else None, checkpoint.pages),
-            ("draft", self._memory.draft, checkpoint.draft_pages),
+            ("target", self._memory.target if self._memory.geometry.kv_layers else None, target),
+            ("draft", self._memory.draft, draft),
         ):
             if pool is None:
                 continue
-            for number, page in enumerate(pages):
-                columns = min(PAGE_TOKENS, checkpoint.frontier - number * PAGE_TOKENS)
+            for number in numbers:
+                page, columns = pages[number], min(PAGE_TOKENS, frontier - number * PAGE_TOKENS)
                 yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 
     def _index(self, kind: str, place: int, content: int | str, columns: int, tensors: Callable[[], Tensors]) -> int:
         read = partial(_serialized, tensors)
-        segment = self._digests.of(kind, place, content, columns, partial(self._hashed, read))
+        if self._hashed:
+            segment = self._digests.of(kind, place, content, columns, partial(self._digested, read))
+        else:
+            segment = self._digests.known(kind, place, content, columns) or self._named(read)
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
@@ -175,7 +208,12 @@ class _Table:
             self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
         return index
 
-    def _hashed(self, read: Callable[[], bytes]) -> Segment:
+    def _named(self, read: Callable[[], bytes]) -> Segment:
+        data, name = read(), secrets.token_bytes(32)
+        self.payload[name] = data
+        return Segment(len(data), name)
+
+    def _digested(self, read: Callable[[], bytes]) -> Segment:
         data = read()
         digest = hashlib.sha256(data).digest()
         if self._keep_bytes:

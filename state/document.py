@@ -27,11 +27,17 @@ Fetch = Callable[[bytes], Blob | None]
 
 
 def open_document(
-    blob: Blob, *, fetch: Fetch | None = None, key: bytes | None = None, demand_signature: bool = False
+    blob: Blob,
+    *,
+    fetch: Fetch | None = None,
+    verified: Fetch | None = None,
+    key: bytes | None = None,
+    demand_signature: bool = False,
 ) -> SessionDocument:
     """Phase one: header, trailer and manifest, without a geometry and without reading the payload.
 
-    `fetch`: where a detached document's segments lie. `key`: this cluster's, which says whether the document is signed
+    `fetch`: where a detached document's segments lie. `verified`: where those lie that were hashed when they came, and
+    are not hashed again; it is asked first. `key`: this cluster's, which says whether the document is signed
     by it; `demand_signature`: another is refused (`SignatureError`). Raises `FormatError`.
     """
     envelope = unseal(blob, key=key, demand_signature=demand_signature)
@@ -40,7 +46,7 @@ def open_document(
         stated = sum(segment.size for segment in manifest.segments)
         if stated != len(envelope.payload):
             raise FormatError("manifest.segments", f"take {stated} bytes, but the payload has {len(envelope.payload)}")
-    return SessionDocument(manifest, envelope, fetch)
+    return SessionDocument(manifest, envelope, fetch, verified)
 
 
 class SessionDocument:
@@ -51,13 +57,16 @@ class SessionDocument:
     checked; each segment is hashed once, before its first use.
     """
 
-    def __init__(self, manifest: Manifest, envelope: Envelope, fetch: Fetch | None) -> None:
+    def __init__(
+        self, manifest: Manifest, envelope: Envelope, fetch: Fetch | None, verified: Fetch | None = None
+    ) -> None:
         self.manifest = manifest
         self.signed = envelope.signed
         self.has_signature = envelope.has_signature
         self.detached = envelope.detached
         self._payload = envelope.payload
         self._fetch = fetch
+        self._verified = verified
         self._hashed: set[int] = set()
         self._loaded: list[tuple[CheckpointEntry, Checkpoint]] = []
 
@@ -105,12 +114,14 @@ class SessionDocument:
                 self._hashed.add(index)
             return data
         stated = self.manifest.segments[index]
-        data = None if self._fetch is None else self._fetch(stated.sha256)
+        known = None if self._verified is None else self._verified(stated.sha256)
+        data = known if known is not None or self._fetch is None else self._fetch(stated.sha256)
         if data is None:
             raise MissingSegment(name, stated.sha256)
         if memoryview(data).nbytes != stated.size:
             raise FormatError(f"segment {name}", f"has {memoryview(data).nbytes} bytes, must have {stated.size}")
-        self._check_digest(name, index, data)
+        if known is None:
+            self._check_digest(name, index, data)
         return data
 
     def tensors(self, entry: CheckpointEntry) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

@@ -95,6 +95,15 @@ class ExistsError(StoreError):
         super().__init__("create", name, "exists already and is never overwritten")
 
 
+class ArenaError(StateError):
+    """A host store's arena cannot be made, or is not what it must be. It is as it was before."""
+
+    def __init__(self, arena: object, problem: str) -> None:
+        super().__init__(f"arena {arena}: {problem}")
+        self.arena = str(arena)
+        self.problem = problem
+
+
 class StaleError(StateError):
     """A publication that comes too late: the session was deleted, or published by a newer order. Nothing was stored."""
 

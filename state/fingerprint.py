@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from state.errors import FingerprintMismatch
-from state.geometry import StateGeometry
+
+# Whoever only speaks of sessions, as a host store does, has no need of torch.
+if TYPE_CHECKING:
+    from state.geometry import StateGeometry
 
 Fingerprint = Mapping[str, str | int]
 """Named facts; every one of them must be equal before a state is loaded."""

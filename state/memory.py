@@ -114,6 +114,13 @@ class StateMemory:
         if self.draft:
             sequence.draft_pages += self.draft.allocate(draft_more)
 
+    def full_pages(self, sequence: SequenceMemory) -> int:
+        """How many of a sequence's first pages are full in every pool, so that nobody writes to them again."""
+        covered = min(sequence.frontier, sequence.target_kv)
+        if self.draft:
+            covered = min(covered, sequence.context_frontier)
+        return max(0, covered) // PAGE_TOKENS
+
     def close(self, sequence: SequenceMemory) -> None:
         """Ends a sequence. Checkpoints taken from it keep what they share."""
         self._check_open(sequence)
@@ -187,11 +194,13 @@ class StateMemory:
             )
         )
 
-    def fork(self, checkpoint: Checkpoint) -> Checkpoint:
-        """An independent checkpoint of the same state: pages are shared, the image is copied. `CapacityError`."""
+    def fork(self, checkpoint: Checkpoint, kind: str | None = None) -> Checkpoint:
+        """An independent checkpoint of the same state, of the same kind unless it is given another: pages are shared,
+        the image is copied. `CapacityError`."""
         self.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, self.geometry)
-        return self._retain(replace(checkpoint, id=new_checkpoint_id(), fork_origin=checkpoint.id))
+        kind = checkpoint.kind if kind is None else kind
+        return self._retain(replace(checkpoint, id=new_checkpoint_id(), kind=kind, fork_origin=checkpoint.id))
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Ends a checkpoint. Sequences and forks that share its pages keep them."""

@@ -3,6 +3,7 @@
     open      what another turn with the same prompt left for it; else the tenant's deepest checkpoint that is a prefix
               of the prompt; else an empty state, where also a turn begins whose prompt is scored
     suspend   a checkpoint of the turn's own, if an image is free; else nothing but the lane's ledger
+    replay    a turn that ran elsewhere stands here as one that was suspended: its ledger and no memory
     resume    that checkpoint; else the tenant's deepest one that is a prefix of the ledger; else an empty state. What
               is missing is prefilled again up to the last commit boundary: nothing is drawn or published twice
 
@@ -19,7 +20,8 @@ from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
-from deployment.engine.messages import Hit, Submit
+from deployment.engine.messages import Hit, Resumed, Submit
+from deployment.engine.publication import replay
 from deployment.engine.scheduler import LANES, Holding, Shortage
 from deployment.engine.sessions import SessionTable
 from deployment.engine.stop_strings import StopStrings
@@ -63,20 +65,33 @@ class Admission:
     def open(self, submit: Submit, row: int, alone: bool, now: float) -> Lane:
         """A lane with memory of its own. `CapacityError` if there is no room now. `alone`: no other lane runs, so that
         nothing is gained by waiting."""
-        budget = self.budget(submit)
         prompt = submit.prompt_ids
         reach = len(prompt) if submit.sampling.prompt_logprobs is None else 0
-        memory, hit = self._with_room(submit, prompt, reach, len(prompt) + budget, alone)
+        memory, hit = self._with_room(submit, prompt, reach, len(prompt) + self.budget(submit), alone)
         self._sessions.unpark(submit.turn)
+        return self._lane(submit, row, memory, hit or "device", now)
+
+    def replay(self, submit: Submit, resumed: Resumed, now: float) -> Lane:
+        """A turn that has run elsewhere, without memory; `resume` gives it some. Raises EngineError for a turn that
+        could not have committed what it says."""
+        lane = self._lane(submit, 0, SequenceMemory(slot=-1, pages=[], draft_pages=[]), "none", now)
+        lane.suspended = True
+        replay(lane, resumed)
+        if resumed.token_ids:
+            lane.scored = lane.prompt_tokens  # what was asked of the prompt came before its first token
+            lane.memory.settle(len(lane.ledger) - 1)
+        return lane
+
+    def _lane(self, submit: Submit, row: int, memory: SequenceMemory, hit: Hit, now: float) -> Lane:
         ends = frozenset(self._models.defaults.eos_ids)
         return Lane(
             submit=submit,
             row=row,
             memory=memory,
             ledger=list(submit.prompt_ids),
-            budget=budget,
+            budget=self.budget(submit),
             stop_ids=frozenset(submit.stop_ids) | (frozenset() if submit.ignore_eos else ends),
-            hit=hit or "device",
+            hit=hit,
             reused=memory.frontier,
             admitted_at=now,
             session=submit.session,
@@ -125,15 +140,17 @@ class Admission:
         lane.suspended = True
         self._memory.close(lane.memory)
 
-    def resume(self, lane: Lane, row: int, alone: bool) -> None:
+    def resume(self, lane: Lane, row: int, alone: bool, now: float) -> None:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
         submit = lane.submit
         tokens = lane.prompt_tokens + lane.budget
         memory, hit = self._with_room(submit, lane.ledger, lane.reusable, tokens, alone)
         self._sessions.unpark(submit.turn)
         lane.memory, lane.row, lane.suspended, lane.imaged = memory, row, False, memory.frontier
-        if hit is not None and len(lane.ledger) == lane.prompt_tokens:
+        if hit is not None and not lane.begun:
             lane.hit, lane.reused = hit, memory.frontier  # nothing was told yet: its prompt begins anew
+        if not lane.begun and submit.resumed is not None:
+            lane.admitted_at = now
 
     def shortage(self, error: CapacityError, submit: Submit) -> Shortage:
         """What is missing beyond all that could be evicted for this turn."""

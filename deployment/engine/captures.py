@@ -1,7 +1,7 @@
 """Which images does a turn leave behind? Places come from the turn, whether they are worth it from the policy.
 
     turn start   at the stable boundary, where a regenerated or a next answer begins
-    turn end     at whatever was committed
+    turn end     at whatever was committed; always, where the turn goes on elsewhere
     tap          at the end of the tools-and-system block, for all sessions of the tenant; on the way through a long
                  prompt or a long answer, for the session
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class Captures:
-    """Captures raise nothing: without room, or if the state is not whole, there is no image, and the turn goes on or
-    ends all the same."""
+    """Captures raise nothing, but for explicit ones: without room, or if the state is not whole, there is no image, and
+    the turn goes on or ends all the same."""
 
     def __init__(
         self,
@@ -55,22 +55,32 @@ class Captures:
         elif self._policy.ladder(lane.frontier - lane.imaged):
             self._give(lane, "tap")
 
+    def explicit(self, lane: Lane, session: str) -> int:
+        """Keeps a checkpoint of the lane's committed state until it is unpinned; returns its frontier. Raises what a
+        capture raises."""
+        tokens = lane.ledger[: lane.frontier]
+        if not any(list(c.ledger[: c.frontier]) == tokens for c in self._sessions.pinned(session, lane.frontier)):
+            self._sessions.add(session, self._capture(lane, "explicit"), lane.submit.tenant)
+        return lane.frontier
+
     def decoded(self, lane: Lane) -> None:
         """A round of the lane was committed, and its turn goes on."""
         if self._policy.long_turn(lane.frontier - lane.imaged):
             self._give(lane, "tap")
 
-    def ended(self, lane: Lane) -> None:
-        """The lane's turn is over, with whatever it had committed."""
+    def ended(self, lane: Lane, always: bool = False) -> int:
+        """The lane's turn is over, with whatever it had committed. `always`: whatever an image is worth. Returns where
+        the deepest state stands that its session can count on; 0 without one."""
         if lane.session is None:
-            return
+            return 0
         since = self._since_kept(lane)
         if lane.suspended and lane.frontier > lane.reused:
             self._give_parked(lane, lane.session)
-        elif since == lane.frontier or self._policy.worth(since):
+        elif since == lane.frontier or self._policy.worth(since) or (always and since):
             self._give(lane, "turn_end")
         if lane.generated:
             self._sessions.commit(lane.session, lane.ledger, lane.submit.tenant)
+        return lane.frontier - self._since_kept(lane)
 
     def _since_kept(self, lane: Lane) -> int:
         tokens = lane.ledger[: lane.frontier]
@@ -101,14 +111,17 @@ class Captures:
                 self._sessions.add_tap(checkpoint, tenant)
 
     def _captured(self, lane: Lane, kind: CheckpointKind) -> Checkpoint | None:
-        form: Form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
-        ledger = lane.ledger[: lane.frontier + (form == "decode")]
         try:
-            self._catch_up(lane)
-            capture = partial(self._memory.capture, lane.memory, ledger, form, kind)
-            checkpoint = self._sessions.with_room(capture, keep=None)
+            return self._capture(lane, kind)
         except Exception as error:  # also that of a device: what the turn committed is in its ledger
             logger.warning("no %s checkpoint of a session: %s: %s", kind, type(error).__name__, error)
             return None
+
+    def _capture(self, lane: Lane, kind: CheckpointKind) -> Checkpoint:
+        form: Form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
+        ledger = lane.ledger[: lane.frontier + (form == "decode")]
+        self._catch_up(lane)
+        capture = partial(self._memory.capture, lane.memory, ledger, form, kind)
+        checkpoint = self._sessions.with_room(capture, keep=None)
         lane.imaged = lane.frontier
         return checkpoint

@@ -24,13 +24,18 @@ from deployment.engine.exchange import StateExchange
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.messages import (
+    Call,
     Cancel,
+    Checkpoint,
+    Checkpointed,
     Command,
     Drop,
     Dropped,
+    DropStaged,
     Event,
     Evicted,
     Export,
+    ExportPages,
     Facts,
     Failed,
     Finished,
@@ -40,10 +45,18 @@ from deployment.engine.messages import (
     Preempt,
     PromptLogprobs,
     Publish,
+    Staged,
+    StageSegments,
     Started,
+    StateCall,
     Submit,
+    Suspend,
+    Suspended,
     TokenLogprob,
     Tokens,
+    Unpin,
+    Unpinned,
+    VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.pacing import PrefillPacer
@@ -82,7 +95,7 @@ class Engine:
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
         self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
-        self._exchange = StateExchange(models, options, self.memory, self._sessions, durable)
+        self._exchange = StateExchange(models, options, self.memory, self._sessions, clock, durable)
         policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
         self._captures = Captures(
             self.memory, self._sessions, policy, lambda lane: self._executor.catch_up([lane]), emit
@@ -111,7 +124,8 @@ class Engine:
 
     def execute(self, command: Command) -> None:
         """Takes a command. Turns run in later steps; everything else is done when this returns."""
-        ref = command.turn if isinstance(command, Submit | Cancel | Preempt) else command.call
+        ref = command.call if isinstance(command, Call) else command.turn
+        self._exchange.expire()
         try:
             match command:
                 case Submit():
@@ -121,21 +135,10 @@ class Engine:
                         self._cancelled.add(command.turn)
                 case Preempt():
                     self._preempt(command.turn)
-                case Export():
-                    self._emit(self._exchange.export(command))
-                case Publish():
-                    self._emit(self._exchange.publish(command))
-                case Import():
-                    self._detach(command.session)
-                    self._emit(self._exchange.import_(command))
-                case Fork():
-                    self._emit(self._exchange.fork(command))
-                case Drop():
-                    self._detach(command.session)
-                    self._sessions.drop(command.session)
-                    self._emit(Dropped(command.call, command.session))
-                case Inspect():
-                    self._emit(Facts(command.call, self.facts()))
+                case Suspend():
+                    self._give_back(command)
+                case _:
+                    self._emit(self._answer(command))
         except EngineError as error:
             self._emit(Failed(ref, error.code, error.message, error.param))
         except CapacityError as error:
@@ -146,6 +149,38 @@ class Engine:
             logger.exception("a command failed")
             self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
 
+    def _answer(self, command: StateCall) -> Event:
+        """Of a command that ends no turn."""
+        match command:
+            case Checkpoint():
+                return Checkpointed(command.call, command.session, self._checkpoint(command.session))
+            case Unpin():
+                self._sessions.unpin(command.session, command.frontier)
+                return Unpinned(command.call, command.session, command.frontier)
+            case ExportPages():
+                return self._exchange.pages(command, self._running(command.turn))
+            case StageSegments():
+                return self._exchange.stage(command)
+            case VerifyStaged():
+                return self._verify(command)
+            case DropStaged():
+                return self._exchange.drop_staged(command)
+            case Export():
+                return self._exchange.export(command)
+            case Publish():
+                return self._exchange.publish(command)
+            case Import():
+                self._detach(command.session)
+                return self._exchange.import_(command)
+            case Fork():
+                return self._exchange.fork(command)
+            case Drop():
+                self._detach(command.session)
+                self._sessions.drop(command.session)
+                return Dropped(command.call, command.session)
+            case Inspect():
+                return Facts(command.call, self.facts())
+
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
             raise EngineError(errors.INVALID_REQUEST, f"turn {submit.turn!r} is running already", "turn")
@@ -154,10 +189,17 @@ class Engine:
             check_submit(submit, models.context, models.target.public_rows, models.defaults.eos_ids)
             self._admission.check_size(submit)
             self._executor.grammars.check(submit.grammar)
-            self._scheduler.enqueue(submit, self._clock())
+            now = self._clock()
+            lane = None if submit.resumed is None else self._admission.replay(submit, submit.resumed, now)
+            if lane is not None and lane.finish_reason is not None:
+                self._finish(lane)
+                return
+            self._scheduler.enqueue(submit, now)
         except BaseException:
             self._unpark(submit)
             raise
+        if lane is not None:
+            self._suspended[submit.turn] = lane
 
     def facts(self) -> dict[str, int | str]:
         """What the engine holds now."""
@@ -174,6 +216,7 @@ class Engine:
             "page_bytes": self.models.geometry.target_page_bytes,
             "backend": self._options.backend,
             "draft_tokens": self.models.draft_tokens,
+            "staged_bytes": self._exchange.staged_bytes,
         }
 
     def _detach(self, session: str) -> None:
@@ -273,28 +316,31 @@ class Engine:
         row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
         lane = self._suspended.get(ticket.turn)
         try:
+            matcher = lane.matcher if lane is not None else None
+            matcher = matcher or self._executor.grammars.matcher(submit.grammar)
             if lane is not None:
-                self._admission.resume(lane, row, alone)
+                self._admission.resume(lane, row, alone, self._clock())
             else:
-                matcher = self._executor.grammars.matcher(submit.grammar)
                 lane = self._admission.open(submit, row, alone, self._clock())
-                lane.matcher = matcher
+            lane.matcher = matcher
         except CapacityError as error:
             if not alone:
                 return self._admission.shortage(error, submit)  # a running lane will give its memory back
-            failed = Failed(submit.turn, errors.OVERLOADED, f"the turn does not fit this engine: {error}")
+            refusal = EngineError(errors.OVERLOADED, f"the turn does not fit this engine: {error}")
         except EngineError as error:
-            failed = Failed(submit.turn, error.code, error.message, error.param)
+            refusal = error
         except Exception as error:
             logger.exception("a turn could not be admitted")
-            failed = Failed(submit.turn, errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
+            refusal = EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
         else:
             self._suspended.pop(ticket.turn, None)
             self._lanes.append(lane)
             return self._admission.holding(lane)
-        self._suspended.pop(ticket.turn, None)
-        self._unpark(submit)
-        self._emit(failed)
+        if (lane := self._suspended.pop(ticket.turn, None)) is not None:
+            self._fail(lane, refusal)
+        else:
+            self._unpark(submit)
+            self._emit(Failed(submit.turn, refusal.code, refusal.message, refusal.param))
         return None
 
     def _preempt(self, turn: str) -> None:
@@ -312,6 +358,48 @@ class Engine:
         self._suspended[lane.submit.turn] = lane
         self._scheduler.preempted(lane.submit.turn, self._clock())
 
+    def _give_back(self, command: Suspend) -> None:
+        """Takes a turn out between two rounds."""
+        turn = command.turn
+        if turn in self._cancelled:
+            self._end_cancelled()
+        ticket = self._scheduler.withdraw(turn)
+        lane = self._suspended.pop(turn, None) or next((lane for lane in self._lanes if lane.submit.turn == turn), None)
+        if lane is not None:
+            frontier = self._captures.ended(lane, always=True)
+            self._end(lane, Suspended(command.call, turn, lane.session, frontier, len(lane.generated)))
+        elif ticket is not None:
+            self._unpark(ticket.submit)
+            self._emit(Suspended(command.call, turn, ticket.submit.session, 0, 0))
+        else:
+            raise _not_here(turn)
+
+    def _verify(self, command: VerifyStaged) -> Staged:
+        try:
+            return self._exchange.verify_staged(command)
+        except EngineError:
+            self._detach(command.session)
+            self._sessions.drop(command.session)
+            raise
+
+    def _running(self, turn: str) -> Lane:
+        lane = next((lane for lane in self._lanes if lane.submit.turn == turn), None)
+        if lane is None:
+            raise _not_here(turn)
+        return lane
+
+    def _checkpoint(self, session: str) -> int:
+        """Of the session's youngest turn that decodes, else of what it has committed."""
+        decoding = [lane for lane in self._lanes if lane.session == session and not lane.prefilling]
+        return self._captures.explicit(decoding[-1], session) if decoding else self._exchange.checkpoint(session)
+
+    def abandon(self, reason: str) -> None:
+        """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        for lane in (*self._lanes, *self._suspended.values()):
+            self._tell(tell(lane, len(lane.published), None))
+            kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
+            self._emit(Failed(lane.submit.turn, errors.INTERNAL_ERROR, reason, None, kept))
+
     # ------------------------------------------------------------------------------------------------ prefill
 
     def _prefill_slice(self, lane: Lane, decoding: bool) -> None:
@@ -320,7 +408,6 @@ class Engine:
         A turn that was preempted is replayed to where it stood, and goes on decoding from there.
         """
         start, end = lane.frontier, self._pacer.slice_end(lane, decoding)
-        replayed = len(lane.ledger) > lane.prompt_tokens
         if start < end:
             before = self._clock()
             told = self._executor.prefill(lane, end)
@@ -329,28 +416,38 @@ class Engine:
                 self._emit(PromptLogprobs(lane.submit.turn, lane.scored, told))
                 lane.scored += len(told)
         self._captures.prefilled(lane)
-        if lane.frontier < lane.prefill_end or replayed:
+        if lane.frontier < lane.prefill_end or len(lane.ledger) > lane.prompt_tokens:
             return
         self._admission.share(lane, self._over)
         token, logprobs = self._executor.first_token(lane)
-        self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prompt_tokens - lane.reused))
+        self._begin(lane)
         self._publish(lane, preview(lane, (token,)), None, logprobs)
+
+    def _begin(self, lane: Lane) -> None:
+        if not lane.begun:
+            lane.begun = True
+            self._emit(Started(lane.submit.turn, lane.hit, lane.reused, lane.prefill_end - lane.reused))
 
     # ------------------------------------------------------------------------------------------------ decode
 
     def _decode(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            self._begin(lane)
         done = self._executor.run(lanes)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
         for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
-            lane.rounds.append(accepted)
-            self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
+            if outcome.kept:
+                lane.rounds.append(accepted)
+                self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
         for lane, error in done.dead_ends:
             self._fail(lane, error)
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
-        self._tell(publish(lane, outcome, accepted, logprobs))
+        committed, tokens = publish(lane, outcome, accepted, logprobs)
+        self._emit(committed)
+        self._tell(tokens)
         if lane.finish_reason is not None:
             self._finish(lane)
         elif accepted is not None:
@@ -366,7 +463,7 @@ class Engine:
         self._captures.ended(lane)
         self._end(lane, finished(lane, lane.finish_reason or "cancelled", self._clock() - lane.admitted_at))
 
-    def _end(self, lane: Lane, last: Finished | Failed) -> None:
+    def _end(self, lane: Lane, last: Finished | Failed | Suspended) -> None:
         """Frees the lane and sends the turn's last event, whatever happens."""
         if lane.ended:
             return
@@ -388,6 +485,10 @@ class Engine:
         self._over.difference_update(submit.followers)
         if submit.after is not None and self._scheduler.knows(submit.after):
             self._over.add(submit.turn)
+
+
+def _not_here(turn: str) -> EngineError:
+    return EngineError(errors.UNKNOWN_TURN, f"turn {turn!r} does not run here: it has ended, or never came", "turn")
 
 
 def _shown(error: Exception) -> str:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import get_args
 
 from deployment.engine import errors
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
+from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.messages import (
     CheckpointKind,
+    DropStaged,
     Export,
     Exported,
+    ExportPages,
     Foreign,
     Fork,
     Import,
     Imported,
+    Pages,
     Publish,
     Publishing,
+    SegmentBytes,
+    Staged,
+    StageSegments,
+    VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
+from deployment.engine.staging import StagedSegments
 from state.checkpoint import Checkpoint
-from state.codec import encode_session
+from state.codec import DetachedSegment, SegmentDigests, encode_detached, encode_pages, encode_session
 from state.document import SessionDocument, open_document
 from state.errors import CoverageError, FingerprintMismatch, FormatError, MissingSegment
 from state.fingerprint import Fingerprint, Mismatch, compare
@@ -44,6 +53,7 @@ class StateExchange:
         options: EngineOptions,
         memory: StateMemory,
         sessions: SessionTable,
+        clock: Callable[[], float],
         durable: DurableSessions | None = None,
     ) -> None:
         """`durable`: where sessions are published to, and where segments of detached documents lie; whoever sends
@@ -54,6 +64,14 @@ class StateExchange:
         self._memory = memory
         self._sessions = sessions
         self._durable = durable
+        self._digests = SegmentDigests()
+        self._staged = StagedSegments(options.staged_bytes, options.staged_seconds, clock)
+
+    @property
+    def staged_bytes(self) -> int:
+        return self._staged.size
+
+    # ------------------------------------------------------------------------------------------------ going out
 
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
@@ -61,11 +79,32 @@ class StateExchange:
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
-        document = encode_session(
-            self._memory, chosen, record, self._made_by(command.foreign), self._key_for(command.session)
-        )
+        made_by, key = self._made_by(command.foreign), self._key_for(command.session)
+        segments: tuple[SegmentBytes, ...] = ()
+        if command.without is None:
+            document = encode_session(self._memory, chosen, record, made_by, key)
+        else:
+            detached = encode_detached(
+                self._memory, chosen, record, made_by, key, self._digests, keep_bytes=True, hashed=command.hashed
+            )
+            document = detached.document
+            segments = _read(segment for segment in detached.segments if segment.sha256 not in command.without)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
-        return Exported(command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen))
+        return Exported(
+            command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen), segments
+        )
+
+    def pages(self, command: ExportPages, lane: Lane) -> Pages:
+        """Of a lane between two rounds."""
+        full = self._memory.full_pages(lane.memory)
+        first, most = command.first, command.most
+        if not (first >= 0 and most >= 1):
+            raise EngineError(
+                errors.INVALID_REQUEST, f"first is {first}, most is {most}, must be from 0 and 1", "first"
+            )
+        numbers = range(first, max(first, min(first + most, full)))
+        segments = _read(encode_pages(self._memory, lane.memory, numbers, self._digests))
+        return Pages(command.call, command.turn, first, numbers.stop, full, segments)
 
     def publish(self, command: Publish) -> Publishing:
         """What the device holds of the session is read before this returns; it becomes durable later."""
@@ -84,11 +123,30 @@ class StateExchange:
         )
         return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
 
+    # ------------------------------------------------------------------------------------------------ coming in
+
+    def stage(self, command: StageSegments) -> Staged:
+        self._staged.add(command.migration, command.segments, command.hashed)
+        return Staged(command.call, command.migration, *self._staged.held(command.migration))
+
+    def verify_staged(self, command: VerifyStaged) -> Staged:
+        self._staged.verify(command.migration, dict(command.digests))
+        return Staged(command.call, command.migration, *self._staged.held(command.migration))
+
+    def drop_staged(self, command: DropStaged) -> Staged:
+        self._staged.drop(command.migration)
+        return Staged(command.call, command.migration, *self._staged.held(command.migration))
+
+    def expire(self) -> None:
+        """Drops what was staged and not imported in time."""
+        self._staged.expire()
+
     def import_(self, command: Import) -> Imported:
         """The session keeps what it had unless the document is whole, fits this model, and finds room. A checkpoint
         whose payload is damaged or missing is a miss, since the ledger is enough; `exact` refuses all for one."""
         fetch = self._durable.segment if self._durable is not None else None
-        document = open_document(command.document, fetch=fetch, key=self._key)
+        staged = partial(self._staged.segment, command.migration)
+        document = open_document(command.document, fetch=fetch, verified=staged, key=self._key)
         record = document.manifest.session.record()
         mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
         if mismatch is not None and command.exact:
@@ -97,6 +155,8 @@ class StateExchange:
         if mismatch is None or mismatch.matter != "text":
             document.check_tokens(self._models.target.public_rows)
         loaded = self._load(document, command) if self._loadable(mismatch) else []
+        if command.migration is not None:
+            self._staged.imported(command.migration)
         tenant = command.tenant if document.signed else None
         self._sessions.replace(command.session, loaded, command.origin, tenant)
         if loaded and record.ledger:
@@ -105,10 +165,22 @@ class StateExchange:
         foreign = Foreign(mismatch, document.manifest.fingerprint) if mismatch is not None else None
         return Imported(command.call, command.session, frontiers, record, foreign, document.signed)
 
+    # ------------------------------------------------------------------------------------------------ staying here
+
+    def checkpoint(self, session: str) -> int:
+        """Pins the deepest checkpoint on the way to the session's end; returns its frontier."""
+        deepest = max(self._held(session), key=lambda checkpoint: checkpoint.frontier)
+        deepest = self._sessions.on_the_way(session) or deepest
+        if deepest.kind != "explicit" or deepest not in self._sessions.checkpoints(session):
+            fork = partial(self._memory.fork, deepest, "explicit")
+            pinned = self._sessions.with_room(fork, keep=session, source=deepest)
+            self._sessions.add(session, pinned)
+        return deepest.frontier
+
     def fork(self, command: Fork) -> Imported:
         forked: list[Checkpoint] = []
         try:
-            for checkpoint in self._held(command.session):
+            for checkpoint in _up_to(command.frontier, self._held(command.session)):
                 fork = partial(self._memory.fork, checkpoint)
                 forked.append(self._sessions.with_room(fork, keep=command.session, source=checkpoint))
         except BaseException:
@@ -176,6 +248,23 @@ class StateExchange:
     def _release(self, checkpoints: list[Checkpoint]) -> None:
         for checkpoint in checkpoints:
             self._memory.release(checkpoint)
+
+
+def _read(segments: Iterable[DetachedSegment]) -> tuple[SegmentBytes, ...]:
+    return tuple(SegmentBytes(segment.sha256, segment.read()) for segment in segments)
+
+
+def _up_to(frontier: int | None, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """Of a session's checkpoints, oldest first, the deepest of at most `frontier` tokens and those on its way."""
+    if frontier is None:
+        return held
+    within = [checkpoint for checkpoint in held if checkpoint.frontier <= frontier]
+    if not within:
+        places = ", ".join(str(checkpoint.frontier) for checkpoint in held)
+        message = f"frontier is {frontier}, but the session's checkpoints are at {places}"
+        raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "frontier")
+    deepest = max(reversed(within), key=lambda checkpoint: checkpoint.frontier)
+    return [c for c in within if c.ledger[: c.frontier] == deepest.ledger[: c.frontier]]
 
 
 def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:

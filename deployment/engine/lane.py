@@ -14,15 +14,16 @@ from state.memory import SequenceMemory
 @dataclass(eq=False)
 class Lane:
     """`row`: index of the lane's pending features. `ledger`: the prompt, then every committed token; once decoding it
-    has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features of the
-    last `pending` positions before the frontier that the draft context has not taken in yet. `session`: who gets the
-    turn's checkpoints; None also once the session was given another state. `boundary`, `system_boundary`: prompt tokens
-    where a turn start and the tenant's tap are captured; 0: not, or not any more. `imaged`: frontier of the last image
-    on the lane's way. `ended`: the last event is out. `suspended`:
-    the turn gave its memory up and waits. `passed`: prefill slices that others got since its last one. `published`: the
-    answer's ids, of which the client knows the first `told`; the others may belong to a stop string.
-    `matcher`: where the turn stands in its grammar; it follows `generated`. `scored`: tokens of the prompt whose
-    log-probabilities were told, if the turn asked for them; the first has none, and counts."""
+    has one token more than the frontier, the anchor. `budget`: tokens the turn may publish. `pending`: features
+    of the last `pending` positions before the frontier that the draft context has not taken in yet. `session`:
+    who gets the turn's checkpoints; None also once the session was given another state. `boundary`,
+    `system_boundary`: prompt tokens where a turn start and the tenant's tap are captured; 0: not, or not any
+    more. `imaged`: frontier of the last image on the lane's way. `begun`: the prompt is in, and that was told.
+    `ended`: the last event is out. `suspended`: the turn gave its memory up, or has had none yet, and waits.
+    `passed`: prefill slices that others got since its last one. `published`: the answer's ids, of which the
+    client knows the first `told`; the others may belong to a stop string. `matcher`: where the turn stands in
+    its grammar; it follows `generated`. `scored`: tokens of the prompt whose log-probabilities were told, if the
+    turn asked for them; the first has none, and counts."""
 
     submit: Submit
     row: int
@@ -42,6 +43,7 @@ class Lane:
     rounds: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
+    begun: bool = False
     ended: bool = False
     suspended: bool = False
     passed: int = 0
@@ -69,7 +71,7 @@ class Lane:
 
     @property
     def prefill_end(self) -> int:
-        """What is prefilled: the prompt, and where a preempted turn is replayed all that it had committed."""
+        """What is prefilled: the prompt, and where a turn is replayed all that it had committed."""
         return max(self.prompt_tokens, len(self.ledger) - 1)
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from deployment.engine.drafting import MAX_DRAFT_TOKENS, check_steps
 from deployment.engine.options import EngineOptions
+from model.block_scales import BlockScales
 from model.chat_template import ChatTemplate
 from model.config import (
     DraftConfig,
@@ -25,9 +26,13 @@ from model.config import (
 from model.drafter import Drafter
 from model.errors import ModelError
 from model.heads import ProposalHead, load_rows
+from model.media_rules import MediaRules, load_media_rules
+from model.placeholders import MediaTokens
 from model.rotary_config import YarnConfig
 from model.target import Target
 from model.tokenizer import Tokenizer
+from model.vision import Tower
+from model.vision_config import load_vision_config
 from model.weights import WeightFiles
 from state.fingerprint import make_fingerprint
 from state.geometry import StateGeometry
@@ -38,11 +43,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class Vision:
+    """What turns media into embeddings of the target: the tower, its inputs' rules, and their tokens' spelling."""
+
+    tower: Tower
+    rules: MediaRules
+    tokens: MediaTokens
+
+
+@dataclass(frozen=True)
 class Models:
-    """Everything that is loaded once and never changes. `draft_tokens` is K, 0 without a drafter. `skipped`: names of
-    the tensors in each directory that nothing here uses."""
+    """Everything that is loaded once and never changes. `draft_tokens` is K, 0 without a drafter. `vision` is None for
+    a target of text alone. `quantised`: the blocks of a target that is stored in FP8. `skipped`: names of the tensors
+    in each directory that nothing here uses."""
 
     target: Target
+    vision: Vision | None
     drafter: Drafter | None
     draft_tokens: int
     context: int
@@ -53,6 +69,7 @@ class Models:
     fingerprint: Mapping[str, str | int]
     device: torch.device
     dtype: torch.dtype
+    quantised: BlockScales | None
     skipped: Mapping[Path, tuple[str, ...]]
 
     @property
@@ -75,6 +92,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
     draft_tokens = _draft_tokens(options, draft_config)
     files = WeightFiles.open(options.model)
     target = Target.load(files, config, public_rows, device, dtype)
+    vision = _vision(options.model, files, target, tokenizer)
     skipped = {options.model: files.unused()}
     drafter, draft_weights, draft_constants = None, "none", "none"
     if draft_config is not None and options.draft is not None:
@@ -90,9 +108,10 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
             logger.info("%s: %d tensors are not used: %s", directory, len(names), ", ".join(kinds_of(names)))
     chat_template = ChatTemplate.load(options.model)
     geometry = state_geometry(config, draft_config, dtype)
+    constants = replace(config, max_positions=0, eos_ids=())
     fingerprint = make_fingerprint(
         geometry,
-        config=_digest(replace(config, max_positions=0, eos_ids=())),
+        config=_digest((constants, vision.tower.config, vision.rules) if vision else constants),
         draft_config=draft_constants,
         weights=files.sha256(options.hash_all_weights),
         drafter=draft_weights,
@@ -103,6 +122,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
     )
     return Models(
         target=target,
+        vision=vision,
         drafter=drafter,
         draft_tokens=draft_tokens,
         context=context,
@@ -113,6 +133,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         fingerprint=fingerprint,
         device=device,
         dtype=dtype,
+        quantised=files.quantised,
         skipped=skipped,
     )
 
@@ -186,6 +207,16 @@ def _public_rows(options: EngineOptions, config: TargetConfig, tokenizer: Tokeni
         source = f"{options.model}: the tokenizer knows" if options.public_rows is None else "public_rows asks for"
         raise ModelError(f"{source} {rows} rows of the vocabulary, must be 1 to the model's {config.vocab_size}")
     return rows
+
+
+def _vision(directory: Path, files: WeightFiles, target: Target, tokenizer: Tokenizer) -> Vision | None:
+    config = load_vision_config(directory, target.config)
+    if config is None or not Tower.is_in(files):
+        return None
+    rules = load_media_rules(directory, config)
+    embedding = target.embedding
+    tower = Tower.load(files, config, rules, embedding.device, embedding.dtype)
+    return Vision(tower, rules, MediaTokens.of(config, tokenizer))
 
 
 def _proposal_head(options: EngineOptions, target: Target) -> ProposalHead:

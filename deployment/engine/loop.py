@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 
 from deployment.engine.engine import Engine
 from deployment.engine.messages import Command
 
+logger = logging.getLogger(__name__)
+
 
 def run_engine(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> None:
-    """Runs until a None comes out of the queue. Waits for a command where there is nothing to do."""
-    engine.warm()
-    while _take_commands(engine, commands):
-        engine.step()
+    """Runs until a None comes out of the queue. Waits for a command where there is nothing to do. However it ends, the
+    turns that run are told what they had committed."""
+    reason = "it was closed"
+    try:
+        engine.warm()
+        while _take_commands(engine, commands):
+            engine.step()
+    except BaseException as error:
+        reason = str(error)
+        raise
+    finally:
+        try:
+            engine.abandon(f"the engine has ended: {reason}")
+        except Exception:
+            logger.exception("what running turns had committed could not be told")
 
 
 def _take_commands(engine: Engine, commands: queue.SimpleQueue[Command | None]) -> bool:

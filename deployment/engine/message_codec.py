@@ -1,8 +1,8 @@
 """Commands and events as bytes, for a pipe between two processes of one version of this program.
 
-msgpack; a dataclass is its class name and its fields in order, and tuples stay tuples. Only the classes of
-`deployment.engine.messages`, and what these hold, have names here: nothing else can come out of the bytes. This is no
-stored format: state that outlives a process is `state/FORMAT.md`.
+msgpack; a dataclass is its class name and its fields in order, and tuples and sets stay what they are. Only the classes
+of `deployment.engine.messages`, and what these hold, have names here: nothing else can come out of the bytes. This is
+no stored format: state that outlives a process is `state/FORMAT.md`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from typing import Any, get_args
 
 import msgpack
 
-from deployment.engine.messages import Command, Event, Foreign, Grammar, Sampling, ThinkingBudget, TokenLogprob
+from deployment.engine.messages import (
+    Command,
+    Event,
+    Foreign,
+    Grammar,
+    Resumed,
+    Sampling,
+    SegmentBytes,
+    ThinkingBudget,
+    TokenLogprob,
+)
 from deployment.engine.options import EngineOptions
 from state.fingerprint import Mismatch
 from state.names import Epoch, Order, SessionKey
 from state.session_record import SessionRecord, TurnRecord
 
-_TUPLE, _DATACLASS, _PATH = 1, 2, 3
+_TUPLE, _DATACLASS, _PATH, _SET = 1, 2, 3, 4
 _HELD = (
-    EngineOptions, Epoch, Foreign, Grammar, Mismatch, Order, Sampling, SessionKey, SessionRecord, ThinkingBudget,
-    TokenLogprob, TurnRecord,
+    EngineOptions, Epoch, Foreign, Grammar, Mismatch, Order, Resumed, Sampling, SegmentBytes, SessionKey,
+    SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _FIELDS = {known: tuple(field.name for field in fields(known)) for known in _CLASSES.values()}
@@ -48,6 +58,8 @@ def decode(data: bytes | memoryview) -> Any:
 def _default(value: Any) -> msgpack.ExtType:
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, encode(list(value)))
+    if isinstance(value, frozenset):
+        return msgpack.ExtType(_SET, encode(list(value)))
     if is_dataclass(value) and type(value) in _FIELDS:
         return msgpack.ExtType(
             _DATACLASS, encode([type(value).__name__, *(getattr(value, name) for name in _FIELDS[type(value)])])
@@ -60,6 +72,8 @@ def _default(value: Any) -> msgpack.ExtType:
 def _ext_hook(code: int, data: bytes) -> Any:
     if code == _TUPLE:
         return tuple(decode(data))
+    if code == _SET:
+        return frozenset(decode(data))
     if code == _DATACLASS:
         name, *values = decode(data)
         return _CLASSES[name](*values)

@@ -87,6 +87,35 @@ class Grammar:
         return "tools" if self.kind == "tools" else "response_format"
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a token, and the best alternatives as (token id, log-probability), best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a turn had committed where it ran before, as its `Round`s told it: `token_ids` after the prompt, those that
+    were held back included; `rounds`: `accepted` of each round that has one; `logprobs`, one an id, where the turn asks
+    for them."""
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class SegmentBytes:
+    """A segment of `state/FORMAT.md` that travels apart from its document. `sha256`: 32 bytes; or a random name, where
+    its document was not hashed."""
+
+    sha256: bytes
+    data: bytes
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -113,6 +142,11 @@ class Submit:
 
     `followers`: turns to come that have the same prompt; its state is kept for them when it is prefilled, while images
     are free. `after`: the turn that this one follows; it waits until that one's prompt is in, or that turn is over.
+
+    `resumed`: the turn has run before, here or elsewhere, and goes on after what it had committed, as if nothing had
+    happened; no id is drawn or told again. It waits for a lane however long the queue is. What is not found in a
+    checkpoint is prefilled; where prompt log-probabilities are asked for and nothing was committed, they come anew.
+    A turn that has ended with these ids is `Finished` at once.
     """
 
     turn: str
@@ -134,6 +168,7 @@ class Submit:
     followers: tuple[str, ...] = ()
     after: str | None = None
     grammar: Grammar | None = None
+    resumed: Resumed | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +187,93 @@ class Preempt:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """Takes a turn out of the engine at its commit boundary, so that it can be `resumed`, here or elsewhere.
+
+    Where its session can hold it, the turn's state at that boundary is captured like a turn's end, whatever that image
+    is worth: an `Export` of the session brings it. A turn that waits, or whose prompt is not in yet, is given back with
+    nothing committed. Answer: `Suspended`, which is the turn's last event too; `Failed` with `unknown_turn` if the turn
+    is not here or has ended.
+    """
+
+    call: str
+    turn: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Captures an `explicit` checkpoint of a session, which stays until `Unpin`, or until the device is short of memory
+    and nothing else is left to evict.
+
+    While a turn of it decodes: at that turn's commit boundary. Else at the deepest checkpoint on the way to its
+    ledger's end; the tokens after it are prefilled by whoever goes on. Answer: `Checkpointed`.
+    """
+
+    call: str
+    session: str
+
+
+@dataclass(frozen=True)
+class Unpin:
+    """Releases a session's explicit checkpoint at `frontier`; what is not there is ignored. Answer: `Unpinned`."""
+
+    call: str
+    session: str
+    frontier: int
+
+
+@dataclass(frozen=True)
+class ExportPages:
+    """Encodes full pages of a running turn, from page `first` on and at most `most`, which nobody writes again: what
+    can travel while the turn decodes. Other lanes wait while they are read and hashed. Answer: `Pages`."""
+
+    call: str
+    turn: str
+    first: int = 0
+    most: int = 8
+
+
+@dataclass(frozen=True)
+class StageSegments:
+    """Holds segments for an `Import` of a detached document to come, which names the same `migration`.
+
+    They are dropped by that import, by `DropStaged`, or when nothing was heard of the migration for the option
+    `staged_seconds`. More than `staged_bytes` are refused, and what was held stays. Answer: `Staged`.
+
+    `hashed`: they are checked against their sha256 now. Else they came from this node under random names, and stay
+    until `VerifyStaged` says what their sha256 are.
+    """
+
+    call: str
+    migration: str
+    segments: tuple[SegmentBytes, ...]
+    hashed: bool = True
+
+
+@dataclass(frozen=True)
+class VerifyStaged:
+    """Tells the sha256 of segments that were staged without, as (name, sha256), after `session` was imported with them.
+
+    Answer: `Staged`; or `Failed` with `bad_state` if one is not what it should be, or is not held any more. Then the
+    session's state here is dropped, and its turns give it none: whoever owns it suspends them, and resumes them from
+    their ledger.
+    """
+
+    call: str
+    migration: str
+    session: str
+    digests: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True)
+class DropStaged:
+    """Drops the segments of a migration; unknown ones are ignored. Answer: `Staged` with nothing held."""
+
+    call: str
+    migration: str
+
+
+@dataclass(frozen=True)
 class Foreign:
     """What made a session's state, where that is not what runs here."""
 
@@ -166,7 +288,11 @@ class Export:
 
     `record` is what the replica knows of the session; without one, what the newest checkpoint's ledger says. A session
     of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
-    So does `foreign`: the ledger is still what something else made, and the document says so. Answer: `Exported`.
+    So does `foreign`: the ledger is still what something else made, and the document says so.
+
+    `without`: the document is detached, and its segments come beside it, but for those with these sha256, which whoever
+    asks has already. What `ExportPages` gave before is neither read nor hashed again. Not `hashed`: nothing else is
+    hashed either; such segments have random names, and are for `StageSegments` on the same node. Answer: `Exported`.
     """
 
     call: str
@@ -174,6 +300,8 @@ class Export:
     record: SessionRecord | None = None
     checkpoints: bool = True
     foreign: Foreign | None = None
+    without: frozenset[bytes] | None = None
+    hashed: bool = True
 
 
 @dataclass(frozen=True)
@@ -198,8 +326,9 @@ class Publish:
 class Import:
     """Decodes a session document and gives its checkpoints to `session`, replacing what it held. All or nothing.
 
-    Of a detached document, those checkpoints whose segments the engine finds in its durable tier: one that is not
-    whole there costs nothing but itself, and the tokens after the deepest that is are prefilled from the ledger.
+    Of a detached document, those checkpoints whose segments the engine finds among those that were staged for
+    `migration`, or in its durable tier: one that is not whole there costs nothing but itself, and the tokens after the
+    deepest that is are prefilled from the ledger.
 
     State that was made by something else is not loaded (decision 23): the answer says so, and its record's ledger is
     what the next turn prefills. `exact`: such a document is refused with `fingerprint_mismatch`. `tenant`: whose other
@@ -212,15 +341,18 @@ class Import:
     origin: Hit = "peer"
     exact: bool = False
     tenant: str = ""
+    migration: str | None = None
 
 
 @dataclass(frozen=True)
 class Fork:
-    """Gives `child` all checkpoints of `session`: pages are shared, images copied. Answer: `Imported`."""
+    """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `frontier`, the deepest one of
+    at most so many tokens, and those on its way: the newest, where branches differ. Answer: `Imported`."""
 
     call: str
     session: str
     child: str
+    frontier: int | None = None
 
 
 @dataclass(frozen=True)
@@ -238,14 +370,33 @@ class Inspect:
     call: str
 
 
-Command = Submit | Cancel | Preempt | Export | Publish | Import | Fork | Drop | Inspect
+StateCall = (
+    Checkpoint
+    | Unpin
+    | ExportPages
+    | StageSegments
+    | VerifyStaged
+    | DropStaged
+    | Export
+    | Publish
+    | Import
+    | Fork
+    | Drop
+    | Inspect
+)
+
+Call = Suspend | StateCall
+"""Commands with one answer, which names their `call`."""
+
+Command = Submit | Cancel | Preempt | Call
 
 # ------------------------------------------------------------------------------------------------ events
 
 
 @dataclass(frozen=True)
 class Started:
-    """The prompt is in: what was reused, from where, and what had to be prefilled (`reused + prefilled = prompt`)."""
+    """The prompt is in: what was reused, from where, and what had to be prefilled (`reused + prefilled = prompt`).
+    Of a resumed turn, the prompt and what it had committed, without the last token, which is the anchor."""
 
     turn: str
     hit: Hit
@@ -271,15 +422,6 @@ class Evicted:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """Log-probability of a token, and the best alternatives as (token id, log-probability), best first."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
 class PromptLogprobs:
     """Log-probabilities of the prompt's tokens from `start` on, one event a prefill slice, before `Started`. The first
     token of a prompt has none; every other one comes once, in order, whatever happens to the turn's lane."""
@@ -287,6 +429,25 @@ class PromptLogprobs:
     turn: str
     start: int
     logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """`token_ids` are committed; `start` is the ledger position of the first. One event a round that committed
+    anything, and one for the token that the prefill drew, before the `Tokens` that it brings.
+
+    `held_back`: how many ids at the end of all that the turn has committed are not published after this round, since
+    they may belong to a stop string, or since they are hidden. `accepted` is the number of accepted drafts of the
+    round; None for the token that the prefill drew. `logprobs` has one entry an id where they were asked for, else it
+    is empty.
+    """
+
+    turn: str
+    start: int
+    token_ids: tuple[int, ...]
+    held_back: int
+    accepted: int | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -334,6 +495,58 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Suspended:
+    """The turn is out of the engine, and all of its rounds were told. `committed`: how many ids it has committed in
+    all, those before it was resumed included. `frontier`: tokens of the state that its session holds of it; 0 if none.
+    """
+
+    call: str
+    turn: str
+    session: str | None
+    frontier: int
+    committed: int
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """The session has an explicit checkpoint at `frontier`."""
+
+    call: str
+    session: str
+    frontier: int
+
+
+@dataclass(frozen=True)
+class Unpinned:
+    call: str
+    session: str
+    frontier: int
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages [first, end) of the turn, as `segments`: the target's, then the drafter's, each content once. `full`: how
+    many full pages the turn has by now."""
+
+    call: str
+    turn: str
+    first: int
+    end: int
+    full: int
+    segments: tuple[SegmentBytes, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What is held for the migration now."""
+
+    call: str
+    migration: str
+    segments: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Failed:
     """The turn or call did not happen, or the turn ended in the middle. `code` is one of `deployment.engine.errors`;
     `param` names the field. `committed`: what the turn had drawn by then, all of it published or hidden, and kept."""
@@ -347,13 +560,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class Exported:
-    """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints."""
+    """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints. `segments`: of a detached document,
+    those that were asked for."""
 
     call: str
     session: str
     document: bytes
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
+    segments: tuple[SegmentBytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -409,8 +624,14 @@ Event = (
     | Captured
     | Evicted
     | PromptLogprobs
+    | Round
     | Tokens
     | Finished
+    | Suspended
+    | Checkpointed
+    | Unpinned
+    | Pages
+    | Staged
     | Failed
     | Exported
     | Publishing

@@ -35,6 +35,9 @@ class EngineOptions:
     `tenant_lanes`, `tenant_queued_tokens`: lanes of one tenant, and tokens of its prompts that wait (None: no limit).
     `preempt_seconds`: how long an interactive turn waits before it takes other turns' lanes (None: it never does).
 
+    `staged_bytes`: segments of sessions on their way that may wait for their document; `staged_seconds`: for how long
+    (`deployment/engine/staging.py`).
+
     `hash_all_weights`: the fingerprint covers every byte of the weights, not headers and samples alone; all engines
     that share sessions must agree about it.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
@@ -70,6 +73,8 @@ class EngineOptions:
     tenant_lanes: int | None = None
     tenant_queued_tokens: int | None = None
     preempt_seconds: float | None = 2.0
+    staged_bytes: int = 4 << 30
+    staged_seconds: float = 60.0
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
@@ -91,6 +96,9 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} is {value}, must be at least 0")
+        for name in ("staged_bytes", "staged_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
         self.cluster_key()

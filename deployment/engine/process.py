@@ -50,10 +50,12 @@ def main(connection: socket.socket, parent: int) -> None:
     writer.start()
     from deployment.engine.loop import run_engine
 
-    run_engine(engine, commands)
-    durability.close()
-    events.put(None)
-    writer.join()
+    try:
+        run_engine(engine, commands)
+    finally:
+        durability.close()
+        events.put(None)
+        writer.join()
 
 
 def _loaded(

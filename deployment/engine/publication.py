@@ -3,6 +3,7 @@
     preview   how many of the licensed tokens are kept, and whether the turn ends there: stop ids, stop strings, the
               thinking budget, the token budget, whichever comes first. Where two meet in one token, stop beats length
     publish   ids that cannot belong to a stop string any more; the others are held back until that is decided
+    replay    what a resumed turn had committed goes the same way, and nobody is told
 
 Source: specification (preview, N), decisions 7, 18 and 20.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deployment.engine import errors
+from deployment.engine.errors import EngineError
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Finished, FinishReason, TokenLogprob, Tokens
+from deployment.engine.messages import Finished, FinishReason, Resumed, Round, TokenLogprob, Tokens
 from deployment.engine.stop_strings import StopMatch
 
 
@@ -63,21 +66,47 @@ def preview(lane: Lane, licensed: Sequence[int]) -> Preview:
     return end(None)
 
 
-def publish(lane: Lane, outcome: Preview, accepted: int | None, logprobs: Sequence[TokenLogprob] = ()) -> Tokens | None:
-    """Books a committed round. Returns what the client is told of it, if anything.
+def publish(
+    lane: Lane, outcome: Preview, accepted: int | None, logprobs: Sequence[TokenLogprob] = ()
+) -> tuple[Round, Tokens | None]:
+    """Books a committed round that kept something. Returns what is told of it: the round, and what the client gets of
+    it, if anything.
 
     `logprobs`: one a licensed token, or none. A forced id was certain, so that its logprob is 0.
     """
+    start = len(lane.ledger)
+    told = tuple(
+        TokenLogprob(token, 0.0, ()) if index in outcome.forced else logprob
+        for index, (token, logprob) in enumerate(zip(outcome.kept, logprobs, strict=False))
+    )
     lane.ledger.extend(outcome.kept)
     lane.published.extend(outcome.published)
-    for index, (token, logprob) in enumerate(zip(outcome.published, logprobs, strict=False)):
-        lane.logprobs.append(TokenLogprob(token, 0.0, ()) if index in outcome.forced else logprob)
+    lane.logprobs.extend(told[: len(outcome.published)])
     lane.finish_reason, lane.stop_id, lane.stop_match = outcome.finish_reason, outcome.stop_id, outcome.match
     if outcome.match is not None:
         del lane.published[outcome.match.shown :], lane.logprobs[outcome.match.shown :]
-    if lane.stop_strings is None or lane.finish_reason is not None:
-        return tell(lane, len(lane.published), accepted)
-    return tell(lane, lane.stop_strings.free, accepted)
+    watched = lane.stop_strings if lane.finish_reason is None else None
+    tokens = tell(lane, len(lane.published) if watched is None else watched.free, accepted)
+    held_back = len(lane.ledger) - lane.prompt_tokens - lane.told
+    return Round(lane.submit.turn, start, outcome.kept, held_back, accepted, told), tokens
+
+
+def replay(lane: Lane, resumed: Resumed) -> None:
+    """Books what a turn had committed elsewhere, as if its rounds had been run here. Raises EngineError, naming the
+    field, where the turn could not have committed it."""
+    outcome = preview(lane, resumed.token_ids)
+    if outcome.kept != resumed.token_ids:
+        after = len(outcome.kept)
+        why = (
+            f"the turn ended with id {after - 1}, {outcome.finish_reason}"
+            if outcome.finish_reason
+            else (f"id {after - 1} must be {outcome.kept[-1]}, as the thinking budget says")
+        )
+        message = f"resumed.token_ids has {len(resumed.token_ids)} ids, but {why}"
+        raise EngineError(errors.INVALID_REQUEST, message, "resumed")
+    if outcome.kept:
+        publish(lane, outcome, None, resumed.logprobs)
+    lane.rounds.extend(resumed.rounds)
 
 
 def tell(lane: Lane, count: int, accepted: int | None) -> Tokens | None:

@@ -7,7 +7,8 @@
     preemption  an interactive turn that has waited `preempt_seconds` takes the place of background lanes, the youngest
                 first; of younger lanes of its own tenant; of the youngest lanes of a tenant that has two lanes more.
                 Each of these takes lanes from a later turn or makes tenants more equal: two turns never swap for ever
-    limits      `overloaded` and `queue_timeout` are for turns that have not begun; a preempted turn always comes back
+    limits      `overloaded` and `queue_timeout` are for turns that have not begun; a preempted turn always comes back,
+                and so does one that is resumed: its client has read a part of it already
 
 Background turns wait for as long as interactive ones want the room: that is what the class is for.
 """
@@ -45,8 +46,8 @@ Holding = Mapping[str, int]
 @dataclass(eq=False)
 class Ticket:
     """A turn's place, from its arrival to its end. `arrival`: its number, smaller is older. `waits_since`: when it
-    arrived or was preempted. `deadline`: when waiting ends; None once it has had a lane. `held`: it waits for another
-    turn's prompt, and no lane would help it."""
+    arrived or was preempted. `begun`: it has had a lane, here or elsewhere. `deadline`: when waiting ends; None once it
+    has begun. `held`: it waits for another turn's prompt, and no lane would help it."""
 
     submit: Submit
     arrival: int
@@ -99,17 +100,22 @@ class Scheduler:
 
     def enqueue(self, submit: Submit, now: float) -> None:
         """Takes a turn in, or raises EngineError because too much waits already."""
+        begun = submit.resumed is not None
+        if not begun:
+            self._check_limits(submit)
+        seconds = self._options.queue_seconds if submit.queue_seconds is None else submit.queue_seconds
+        deadline = None if seconds is None or begun else now + seconds
+        self._arrivals += 1
+        # a tenant that is new, or comes back, stands behind those who have waited since before it came
+        self._served.setdefault(submit.tenant, self._admissions)
+        self._waiting.append(Ticket(submit, self._arrivals, now, deadline, begun))
+
+    def _check_limits(self, submit: Submit) -> None:
         waiting = [ticket for ticket in self._waiting if not ticket.begun]
         limit = self._options.queue_turns
         if len(waiting) >= limit:
             raise EngineError(errors.OVERLOADED, f"{len(waiting)} turns wait already, which is the limit (queue_turns)")
         self._check_tenant(submit, [ticket for ticket in waiting if ticket.tenant == submit.tenant])
-        seconds = self._options.queue_seconds if submit.queue_seconds is None else submit.queue_seconds
-        deadline = None if seconds is None else now + seconds
-        self._arrivals += 1
-        # a tenant that is new, or comes back, stands behind those who have waited since before it came
-        self._served.setdefault(submit.tenant, self._admissions)
-        self._waiting.append(Ticket(submit, self._arrivals, now, deadline))
 
     def _check_tenant(self, submit: Submit, waiting: list[Ticket]) -> None:
         limit = self._options.tenant_queued_tokens

@@ -16,9 +16,9 @@ from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Models, load_models
 from deployment.engine.messages import (
+    Call,
     Cancel,
     Captured,
-    Command,
     Dropped,
     Event,
     Evicted,
@@ -28,9 +28,13 @@ from deployment.engine.messages import (
     Preempt,
     Stored,
     Submit,
+    Suspended,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.runners import Deliver, Ended, ProcessRunner, Runner, ThreadRunner
+
+_LAST = Finished | Failed | Suspended
+"""After one of these nothing more comes of a turn."""
 
 
 class EngineService:
@@ -75,7 +79,7 @@ class EngineService:
         self._on_stored = lambda event: _soon(loop, listener, event)
 
     async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """Runs a turn: its events, the last of them `Finished` or `Failed`. Leaving early cancels the turn."""
+        """Runs a turn: its events, the last of them `Finished`, `Failed` or `Suspended`. Leaving early cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
         ended = False
         with self._listening(submit.turn, events):
@@ -83,7 +87,7 @@ class EngineService:
             try:
                 while not ended:
                     event = await events.get()
-                    ended = isinstance(event, Finished | Failed)
+                    ended = isinstance(event, _LAST)
                     yield event
             finally:
                 if not ended:
@@ -91,9 +95,9 @@ class EngineService:
                         self._left.add(submit.turn)
                     self._runner.put(Cancel(submit.turn))
 
-    async def call(self, command: Command) -> Event:
+    async def call(self, command: Call) -> Event:
         """Runs a command that has one answer, and returns it. Raises EngineError where the engine answers Failed."""
-        if isinstance(command, Submit | Cancel | Preempt):
+        if not isinstance(command, Call):
             raise TypeError(f"{type(command).__name__} has no single answer: use `turn` or `send`")
         events: asyncio.Queue[Event] = asyncio.Queue()
         with self._listening(command.call, events):
@@ -140,11 +144,15 @@ class EngineService:
             return
         if isinstance(event, Captured | Imported | Dropped):
             self._evicted.discard(event.session)
-        ref = event.ref if isinstance(event, Failed) else getattr(event, "turn", None) or getattr(event, "call", "")
+        for name in ("ref", "turn", "call"):  # a turn that is suspended hears of it, and so does who asked for it
+            if (ref := getattr(event, name, None)) is not None:
+                self._deliver_to(ref, event)
+
+    def _deliver_to(self, ref: str, event: Event) -> None:
         with self._lock:
             if ref in self._left:
                 # nobody listens any more, and until its last event nobody else may take this id
-                if isinstance(event, Finished | Failed):
+                if isinstance(event, _LAST):
                     self._left.discard(ref)
                 return
             listener = self._listeners.get(ref)

@@ -6,8 +6,8 @@ checkpoint that is an exact prefix, whoever holds it. Only state that came from 
 alone, and so is what was computed from it.
 
 When memory is short, the checkpoint goes that spares the least prefill for what it gives back, the longest unused first
-among equals; its copies in other tiers are not touched. A turn that was preempted *parks* one checkpoint here; it goes
-after all others, since its turn will surely need it.
+among equals, explicit ones after the others; its copies in other tiers are not touched. A turn that was preempted
+*parks* one checkpoint here; it goes after all others, since its turn will surely need it.
 """
 
 from __future__ import annotations
@@ -159,6 +159,15 @@ class SessionTable:
         held.ledger = max(checkpoints, key=lambda c: c.frontier).ledger if checkpoints else ()
         self._trim(held)
 
+    def pinned(self, session: str, frontier: int) -> tuple[Checkpoint, ...]:
+        """The explicit checkpoints that a session holds at `frontier`."""
+        return tuple(c for c in self.checkpoints(session) if c.kind == "explicit" and c.frontier == frontier)
+
+    def unpin(self, session: str, frontier: int) -> None:
+        """Releases the explicit checkpoints that a session holds at `frontier`."""
+        for checkpoint in self.pinned(session, frontier):
+            self._evict(checkpoint)
+
     def discard(self, checkpoint: Checkpoint) -> None:
         """Releases one checkpoint, whoever holds it."""
         self._release(checkpoint)
@@ -227,7 +236,8 @@ class SessionTable:
         """Releases what is worth least; without any such, what a turn has parked. False if there is neither."""
         candidates = self._candidates(keep, source)
         if candidates:
-            self._evict(min(candidates, key=lambda c: (self._worth(c, pool), self._holders[c].used)))
+            rank = {c: (c.kind == "explicit", self._worth(c, pool), self._holders[c].used) for c in candidates}
+            self._evict(min(candidates, key=rank.__getitem__))
             return True
         parked = next((name for name in self._parked if name != turn), None)
         if parked is not None:

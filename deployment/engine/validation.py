@@ -7,7 +7,7 @@ from typing import get_args
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Priority, Sampling, Submit, ThinkingBudget
+from deployment.engine.messages import Priority, Resumed, Sampling, Submit, ThinkingBudget
 
 MAX_STOP_CHARACTERS = 1024
 """Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""
@@ -60,6 +60,8 @@ def check_submit(submit: Submit, limit: int, public_rows: int, end_ids: Collecti
     _check_stop_strings(submit.stop_strings)
     if submit.thinking is not None:
         _check_thinking(submit.thinking, public_rows)
+    if submit.resumed is not None:
+        _check_resumed(submit, submit.resumed, limit, public_rows)
     if submit.grammar is not None and submit.ignore_eos:
         message = f"ignore_eos is true, must be false with {submit.grammar.field}: a grammar's end is an end token"
         raise EngineError(errors.INVALID_REQUEST, message, "ignore_eos")
@@ -139,6 +141,29 @@ def _check_thinking(thinking: ThinkingBudget, public_rows: int) -> None:
     if not thinking.close or not all(0 <= token < public_rows for token in thinking.close):
         message = f"thinking_budget: the closing ids are {list(thinking.close)}, must be ids of [0, {public_rows})"
         raise EngineError(errors.INVALID_REQUEST, message, "thinking_budget")
+
+
+def _check_resumed(submit: Submit, resumed: Resumed, limit: int, public_rows: int) -> None:
+    ids = resumed.token_ids
+    wrong = next((token for token in ids if not 0 <= token < public_rows), None)
+    if wrong is not None:
+        message = f"resumed.token_ids names token id {wrong}, which is outside the vocabulary [0, {public_rows})"
+        raise EngineError(errors.INVALID_REQUEST, message, "resumed")
+    left = limit - len(submit.prompt_ids)
+    most = left if submit.max_tokens is None else min(left, submit.max_tokens)
+    if len(ids) > most:
+        message = f"resumed.token_ids has {len(ids)} ids, more than the {most} that max_tokens and the context allow"
+        raise EngineError(errors.INVALID_REQUEST, message, "resumed")
+    if any(accepted < 0 for accepted in resumed.rounds) or len(resumed.rounds) > max(0, len(ids) - 1):
+        message = f"resumed.rounds is {list(resumed.rounds)}, must be accepted drafts of rounds of {len(ids)} ids"
+        raise EngineError(errors.INVALID_REQUEST, message, "resumed")
+    scored = tuple(entry.token for entry in resumed.logprobs)
+    if scored != (ids if submit.sampling.logprobs is not None else ()):
+        wanted = (
+            "of resumed.token_ids, each" if submit.sampling.logprobs is not None else "none, as logprobs is not set"
+        )
+        message = f"resumed.logprobs are of {len(scored)} ids, must be {wanted}"
+        raise EngineError(errors.INVALID_REQUEST, message, "resumed")
 
 
 def _check_waiting(submit: Submit) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployment.app import LEAST_LEAVING_SECONDS, build, leaving_seconds
 from deployment.engine.options import EngineOptions
 from deployment.settings import AppArgs
 
@@ -30,3 +31,15 @@ def test_every_engine_option_can_be_set_from_the_settings():
     options = AppArgs(lanes=3, context=100, pages=9, draft_tokens=5, draft_causal="true").engine_options()
     chosen = (options.lanes, options.context, options.pages, options.draft_tokens, options.draft_causal)
     assert chosen == (3, 100, 9, 5, "true")
+
+
+def test_a_replica_may_take_as_long_to_leave_as_its_state_takes_to_move():
+    assert leaving_seconds(0) == LEAST_LEAVING_SECONDS == 20
+    assert leaving_seconds(100 << 30) - leaving_seconds(0) >= (100 << 30) / 1.25e9, "10 Gbit/s at the very best"
+
+
+def test_serve_waits_longer_for_an_ingress_than_its_streams_may_go_on():
+    ingress = build(AppArgs(stream_grace_seconds=7))._bound_deployment
+    assert ingress._deployment_config.graceful_shutdown_timeout_s > 7
+    engines = ingress.init_args[0]._bound_deployment
+    assert engines._deployment_config.graceful_shutdown_timeout_s == leaving_seconds(AppArgs().host_store_bytes)

@@ -189,7 +189,7 @@ def test_every_control_of_the_engine_has_an_option():
     """But those that are for many users of one engine, or for sessions."""
     options = set(inspect.signature(generate).parameters)
     not_here = {"turn", "session", "stable_boundary", "system_boundary", "tenant", "priority"}
-    not_here |= {"queue_seconds", "followers", "after"}
+    not_here |= {"queue_seconds", "followers", "after", "resumed"}
     named = {
         "stop_ids": "stop_token_ids", "stop_strings": "stop", "include_stop_string": "include_stop_str_in_output",
         "thinking": "thinking_budget", "grammar": "json_schema", "sub": "n", "sampling": "temperature",

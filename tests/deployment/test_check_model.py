@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
@@ -40,6 +41,30 @@ ROPE = {
 }
 
 
+VISION = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [],
+}
+IDS = (248056, 248057, 248053, 248054)
+
+
+def composite(text: Json, vision: Json, ids: tuple[int, ...]) -> Json:
+    """A multimodal checkpoint's config around its text part."""
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    model_type = text["model_type"].removesuffix("_text")
+    parts = {"model_type": model_type, "text_config": text, "vision_config": vision}
+    return parts | dict(zip(names, ids, strict=True))
+
+
 def target_config(hidden: int, layers: int, heads: tuple[int, int], gdn: tuple[int, int], **more: Any) -> Json:
     text: Json = {
         "model_type": "qwen3_5_text",
@@ -67,13 +92,7 @@ def target_config(hidden: int, layers: int, heads: tuple[int, int], gdn: tuple[i
     }
     tie = more.pop("tie", False)
     text |= more
-    return {
-        "model_type": text["model_type"].removesuffix("_text"),
-        "text_config": text,
-        "vision_config": {"depth": 27},
-        "tie_word_embeddings": tie,
-        "image_token_id": 248056,
-    }
+    return composite(text, VISION | {"out_hidden_size": hidden}, IDS) | {"tie_word_embeddings": tie}
 
 
 def moe_config(
@@ -184,6 +203,7 @@ def test_an_official_geometry_passes_and_its_sizes_are_the_known_ones(name: str,
     result = check_model(directories[0], "--draft", directories[1], "--geometry-only")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert {"hidden / layers 1152 / 27", "attention 16 heads of 72, within a frame"} <= set(lines)
     for plane, size in sizes.items():
         (line,) = [line for line in lines if line.startswith(plane)]
         assert line.endswith(f" {size}")
@@ -288,3 +308,118 @@ def test_both_spellings_of_codebooks_are_read(tmp_path: Path) -> None:
 
     draft = with_weights(copied("dflash2", tmp_path), respell)
     assert check_model(DEMO / "target", "--draft", draft).exit_code == 0
+
+
+# ------------------------------------------------------------------------------------------------ media and FP8
+
+TINY_VISION = VISION | {
+    "depth": 1,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 9,
+    "out_hidden_size": 320,
+}
+PROCESSOR = {
+    "size": {"shortest_edge": 64, "longest_edge": 4096},
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+TOWER = {
+    "patch_embed.proj": (8, 3, 2, 4, 4),
+    "blocks.0.norm1": (8,),
+    "blocks.0.attn.qkv": (24, 8),
+    "blocks.0.attn.proj": (8, 8),
+    "blocks.0.norm2": (8,),
+    "blocks.0.mlp.linear_fc1": (12, 8),
+    "blocks.0.mlp.linear_fc2": (8, 12),
+    "merger.norm": (8,),
+    "merger.linear_fc1": (32, 32),
+    "merger.linear_fc2": (320, 32),
+}
+
+
+def multimodal(directory: Path) -> Path:
+    """The demo target with a tower."""
+
+    def add(tensors: Any) -> None:
+        tensors["model.visual.pos_embed.weight"] = torch.zeros(9, 8)
+        for name, shape in TOWER.items():
+            tensors[f"model.visual.{name}.weight"] = torch.zeros(shape)
+            tensors[f"model.visual.{name}.bias"] = torch.zeros(shape[0])
+
+    target = with_weights(copied("target", directory), add)
+    text = json.loads((target / "config.json").read_text())
+    outer = composite(text, TINY_VISION, (0, 1, 2, 3)) | {"tie_word_embeddings": text["tie_word_embeddings"]}
+    (target / "config.json").write_text(json.dumps(outer))
+    for file in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (target / file).write_text(json.dumps(PROCESSOR))
+    return target
+
+
+def test_a_vision_tower_is_reported_with_what_it_accepts(tmp_path: Path) -> None:
+    result = check_model(multimodal(tmp_path))
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "images and video images of up to 4096 pixels, videos of up to 4096 in all frames" in lines
+    assert "one embedding 8 x 8 pixels" in lines and not any(line.startswith("skipped") for line in lines)
+
+
+def test_a_checkpoint_without_its_tower_is_a_text_model_and_says_so(tmp_path: Path) -> None:
+    def remove(tensors: Any) -> None:
+        for name in [name for name in tensors if ".visual." in name]:
+            del tensors[name]
+
+    result = check_model(with_weights(multimodal(tmp_path), remove))
+    assert result.exit_code == 0 and "refused: the files hold no vision tower" in result.stdout
+    assert "refused: the files hold no vision tower" in check_model(DEMO / "target").stdout
+
+
+def test_what_a_tower_lacks_is_named(tmp_path: Path) -> None:
+    target = multimodal(tmp_path)
+    (target / "video_preprocessor_config.json").unlink()
+    assert "video_preprocessor_config.json does not exist" in refused(target)
+    with_weights(target, lambda tensors: tensors.pop("model.visual.merger.norm.bias"))
+    (target / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    assert "visual.merger.norm.bias of shape [8] is missing" in refused(target)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"out_hidden_size": 64}, "vision_config.out_hidden_size is 64, but the text model's is 320"),
+        ({"num_position_embeddings": 10}, "num_position_embeddings is 10, but must be a square"),
+        ({"num_heads": 3}, "hidden_size is 8, but must be 3 heads of a multiple of 4"),
+        ({"deepstack_visual_indexes": [0]}, "deepstack_visual_indexes is [0]"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"patch_size": 8}, "patch_size is 4, but the vision_config says 8"),
+        ({"depth": None}, "depth is required"),
+    ],
+)
+def test_a_tower_that_is_not_of_the_family_is_refused_by_name(change: Json, sentence: str, tmp_path: Path) -> None:
+    target = multimodal(tmp_path)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"vision_config": TINY_VISION | change}))
+    assert sentence in refused(target)
+
+
+def test_weights_in_fp8_are_reported_and_their_scales_checked(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+
+    def narrow(tensors: Any) -> None:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        rows, columns = tensors[name].shape
+        tensors[f"{name}_scale_inv"] = torch.ones(-(-rows // 128), -(-columns // 128))
+
+    target = with_weights(copied("target", tmp_path), narrow)
+    config = json.loads((target / "config.json").read_text())
+    quantisation = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+    result = check_model(target)
+    assert result.exit_code == 0 and "in blocks of 128 x 128" in result.stdout
+    with_weights(target, lambda tensors: tensors.pop(f"{name}_scale_inv"))
+    assert f"tensor {name} is F8_E4M3, but {name}_scale_inv is missing" in refused(target)

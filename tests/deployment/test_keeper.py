@@ -1,576 +1,686 @@
-"""How a replica gets, gives, loses and copies sessions, with the real directory and host store and no Ray."""
+"""How a replica gets, gives, loses and copies sessions, with the real directory and host stores and no Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Coroutine
+import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployment.directory import Directory
-from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Command, Drop, Dropped, Event, Export, Exported, Foreign, Import, Imported
-from deployment.errors import Refused, RequestError
-from deployment.host_store import HostStore, Receipt
-from deployment.keeper import SessionKeeper
-from deployment.ownership import Conflict, Copy, Epoch, Grant, Placement, SessionKey
+from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere
+from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
+from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
+from deployment.errors import RequestError
+from deployment.ownership.messages import Placed
+from deployment.ownership.words import SessionKey
 from deployment.session import Session
-from deployment.wire import HandedOver, NotHere
+from deployment.session_log import began_record, ended_record, round_record
+from deployment.turn_log import SessionTurnLog
+from deployment.turn_records import turn_record
+from deployment.turns import Prompt
+from deployment.wire import Moved, TurnRequest
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
+from tests.deployment.in_process import FakeService, Replica, World, packed
 
 KEY = SessionKey("t" * 64, "one")
-
-
-def packed(record: SessionRecord, state: bool) -> bytes:
-    return pickle.dumps((record, state))
-
-
-class FakeService:
-    """An engine whose documents are just the record that was exported with them, and whether there is state."""
-
-    def __init__(self) -> None:
-        self.held: set[str] = set()
-        self.broken: EngineError | None = None
-        self.foreign: Foreign | None = None
-        self.evicted: set[str] = set()
-        self.exports: list[Export] = []
-
-    def evict(self, session: str) -> None:
-        self.held.remove(session)
-        self.evicted.add(session)
-
-    def was_evicted(self, session: str) -> bool:
-        return session in self.evicted
-
-    async def call(self, command: Command) -> Event:
-        match command:
-            case Export(record=record):
-                self.exports.append(command)
-                assert record is not None
-                state = command.session in self.held and command.checkpoints and command.foreign is None
-                if not state and not record.ledger:
-                    raise EngineError(UNKNOWN_SESSION, "not here")
-                frontiers = (record.frontier,) if state else ()
-                return Exported(command.call, command.session, packed(record, state), ("turn_end",), frontiers)
-            case Import():
-                if self.broken is not None:
-                    raise self.broken
-                record, state = pickle.loads(command.document)
-                state = state and self.foreign is None
-                self.held.discard(command.session)
-                if state:
-                    self.held.add(command.session)
-                self.evicted.discard(command.session)
-                frontiers = (record.frontier,) if state else ()
-                return Imported(command.call, command.session, frontiers, record, self.foreign)
-            case Drop():
-                self.held.discard(command.session)
-                return Dropped(command.call, command.session)
-            case _:
-                raise AssertionError(command)
-
-
-class FakeCluster:
-    """Directory and one host store, without actors."""
-
-    def __init__(self) -> None:
-        self.directory = Directory(7)
-        self.store = HostStore(1 << 20, lambda blob: None)
-
-    async def locate(self, key: SessionKey) -> Placement | None:
-        return self.directory.locate(key)
-
-    async def claim(self, key: SessionKey, replica: str, expected: Epoch | None) -> Grant | Conflict:
-        return self.directory.claim(key, replica, expected, 1.0)
-
-    async def abandon(self, key: SessionKey, epoch: Epoch) -> None:
-        self.directory.abandon(key, epoch)
-
-    async def seal(self, key: SessionKey, epoch: Epoch) -> HandedOver | None:
-        held = self.store.seal(key, epoch)
-        if held is None:
-            return None
-        return HandedOver(held.epoch, held.order, held.frontiers, np.frombuffer(held.document, np.uint8))
-
-    async def put(self, key: SessionKey, owner: str, state: HandedOver) -> Receipt:
-        receipt = self.store.put(key, owner, state.epoch, state.order, state.frontiers, state.document.tobytes())
-        if receipt.accepted:
-            copy = Copy("node", state.epoch, state.order, max(state.frontiers, default=0))
-            self.directory.record_copy(key, copy, 1.0)
-        return receipt
-
-
-class FakePeers:
-    """Hands calls to the keepers of a test; one that is not there is dead."""
-
-    def __init__(self) -> None:
-        self.alive: dict[str, SessionKeeper] = {}
-
-    async def hand_over(self, placement: Placement) -> HandedOver | NotHere | Refused:
-        keeper = self.alive.get(placement.owner or "")
-        return await keeper.give(placement.key, placement) if keeper else NotHere(placement.owner or "")
-
-    async def release(self, placement: Placement) -> None:
-        keeper = self.alive.get(placement.owner or "")
-        if keeper:
-            await keeper.release(placement.key, placement)
-
-
-class World:
-    """Replicas `a` and `b` of one application."""
-
-    def __init__(self) -> None:
-        self.cluster, self.peers = FakeCluster(), FakePeers()
-        self.service = {name: FakeService() for name in "ab"}
-        self.keeper = {
-            name: SessionKeeper(name, self.service[name], self.cluster, self.peers)  # pyright: ignore[reportArgumentType]
-            for name in "ab"
-        }
-        self.peers.alive = dict(self.keeper)
-
-    async def get(self, name: str, must_exist: bool = False) -> tuple[Session, str]:
-        return await self.keeper[name].acquire(KEY, self.cluster.directory.locate(KEY), must_exist=must_exist)
-
-    async def turn(self, name: str, *ledger: int) -> Session:
-        """A turn at replica `name`, as far as a keeper sees one."""
-        session, _ = await self.get(name)
-        session.ledger, session.frontier = ledger, len(ledger) - 1
-        self.service[name].held.add(session.engine_id)
-        await self.keeper[name].copy(session)
-        return session
-
-
-def run(steps: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(steps)
-
-
-def test_unknown_session_is_made_or_refused():
-    async def steps() -> None:
-        world = World()
-        with pytest.raises(RequestError) as caught:
-            await world.get("a", must_exist=True)
-        assert caught.value.refused.status == 404
-        _, hit = await world.get("a")
-        assert hit == "none"
-
-    run(steps())
-
-
-def test_living_owner_hands_over_and_forgets():
-    async def steps() -> None:
-        world = World()
-        first = await world.turn("a", 1, 2, 3)
-        session, hit = await world.get("b")
-        assert (hit, session.ledger) == ("peer", (1, 2, 3)) and session.epoch > first.epoch
-        assert world.keeper["a"].held(KEY) is None and world.service["a"].held == set()
-        copies = world.cluster.directory.locate(KEY)
-        assert copies is not None and copies.owner == "b" and copies.copies[0].epoch == session.epoch
-
-    run(steps())
-
-
-def test_living_owner_is_believed_before_the_host_store():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        # A turn whose Host replica could not be written.
-        session.ledger, session.frontier = (1, 2, 3, 4, 5), 4
-        moved, hit = await world.get("b")
-        assert (hit, moved.ledger) == ("peer", (1, 2, 3, 4, 5))
-
-    run(steps())
-
-
-def test_dead_owners_session_comes_from_the_host_store():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        session, hit = await world.get("b")
-        assert (hit, session.ledger) == ("host", (1, 2, 3))
-
-    run(steps())
-
-
-def test_owner_that_was_given_up_for_dead_cannot_write_and_forgets():
-    async def steps() -> None:
-        world = World()
-        stale = await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        await world.turn("b", 1, 2, 3, 4, 5)
-        stale.ledger, stale.frontier = (1, 2, 3, 9, 9, 9), 5
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].copy(stale)
-        assert (caught.value.refused.status, caught.value.refused.code) == (409, "session_moved")
-        assert world.keeper["a"].held(KEY) is None
-        session, _ = await world.get("a")
-        assert session.ledger == (1, 2, 3, 4, 5)
-
-    run(steps())
-
-
-def test_replica_learns_from_a_request_that_it_lost_the_session():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        asleep = world.peers.alive.pop("a")
-        await world.turn("b", 1, 2, 3, 4, 5)
-        world.peers.alive["a"] = asleep
-        session, hit = await world.get("a")
-        assert (hit, session.ledger) == ("peer", (1, 2, 3, 4, 5))
-
-    run(steps())
-
-
-def test_running_turn_keeps_its_session_where_it_is():
-    class Turn:
-        id, abandoned = "turn-1", False
-
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        session.running = Turn()  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises(RequestError) as caught:
-            await world.get("b")
-        assert caught.value.refused.code == "session_busy"
-        placement = world.cluster.directory.locate(KEY)
-        assert placement is not None and (placement.owner, placement.epoch) == ("a", session.epoch)
-
-    run(steps())
-
-
-def test_session_that_is_being_moved_takes_no_turn():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        placement = world.cluster.directory.locate(KEY)
-        assert placement is not None
-        assert isinstance(await world.keeper["a"].give(KEY, placement), HandedOver)
-        assert not await world.keeper["a"].idle(session)
-
-    run(steps())
-
-
-def test_state_that_cannot_be_loaded_is_an_error_now_and_tried_again_later():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        world.service["b"].broken = EngineError(BAD_STATE, "planes disagree")
-        with pytest.raises(RequestError) as caught:
-            await world.get("b")
-        assert caught.value.refused.status == 503 and "planes disagree" in caught.value.refused.message
-        world.service["b"].broken = None
-        session, hit = await world.get("b")
-        assert (hit, session.ledger) == ("host", (1, 2, 3))
-
-    run(steps())
-
-
-def test_session_whose_copies_are_all_gone_is_lost_and_not_empty():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        world.cluster.store = HostStore(1 << 20, lambda blob: None)
-        session, hit = await world.get("b")
-        assert session.lost and hit == "none"
-
-    run(steps())
-
-
-def test_session_that_the_device_did_not_keep_comes_back_from_the_host_store():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        world.service["a"].held.remove(session.engine_id)
-        await world.keeper["a"].bring_back(session)
-        assert session.engine_id in world.service["a"].held
-        world.cluster.store = HostStore(1 << 20, lambda blob: None)
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].bring_back(session)
-        assert caught.value.refused.status == 503
-
-    run(steps())
-
-
-def test_evicted_session_is_brought_back_for_its_next_turn_but_not_under_a_running_one():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        service = world.service["a"]
-        service.evict(session.engine_id)
-        session.running = object()  # pyright: ignore[reportAttributeAccessIssue]
-        await world.get("a")
-        assert service.held == set()
-        session.running = None
-        assert await world.get("a") == (session, "device")
-        assert session.engine_id in service.held and not service.evicted
-
-    run(steps())
-
-
-def test_evicted_session_without_a_copy_keeps_its_ledger_and_is_prefilled():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        world.service["a"].evict(session.engine_id)
-        world.cluster.store = HostStore(1 << 20, lambda blob: None)
-        again, _ = await world.get("a")
-        assert again is session and again.ledger == (1, 2, 3) and world.service["a"].held == set()
-
-    run(steps())
+PROMPT = Prompt((5, 6, 7), 2)
+_ids = iter(range(1 << 30))
+
+
+def run(steps: Callable[[World], Awaitable[None]], world: Callable[[], World] = World) -> None:
+    async def scenario() -> None:
+        inside = world()
+        inside.start()
+        try:
+            async with asyncio.timeout(20):
+                await steps(inside)
+        finally:
+            inside.close()
+
+    asyncio.run(scenario())
+
+
+async def get(world: World, name: str, key: SessionKey = KEY, **how: Any) -> tuple[Session, str]:
+    placed = await world.replicas[name].link.locate(key)
+    assert placed is None or isinstance(placed, Placed)
+    return await world.replicas[name].keeper.acquire(key, placed, must_exist=how.pop("must_exist", False), **how)
+
+
+async def begin(replica: Replica, session: Session, *rounds: tuple[int, ...], ask: str = "Hi") -> TurnRequest:
+    """A turn with so many rounds, whose end is still to come."""
+    message = {"role": "user", "content": ask}
+    request = TurnRequest(f"{next(_ids):032x}", "append", (message,), session.key, tenant=session.key.tenant)
+    prompt = Prompt((*session.ledger, *PROMPT.ids), len(session.ledger) + 2)
+    log = SessionTurnLog.begin(replica.keeper, session, request, prompt, 7)
+    start = len(prompt.ids)
+    for ids in rounds:
+        log.round(Round(request.turn, start, ids, 0, len(ids) - 1, ()))
+        start += len(ids)
+    await log.told()
+    return request
+
+
+def of(request: TurnRequest, prompt: Prompt, ids: tuple[int, ...]) -> Finished:
+    frontier = len(prompt.ids) + len(ids) - 1
+    return Finished(request.turn, "stop", ids, None, len(prompt.ids), frontier, (), 1.0, 0.1)
+
+
+async def turn(world: World, name: str, *ids: int, image: bool = True) -> Session:
+    """A whole turn at a replica, as far as a keeper sees one."""
+    replica = world.replicas[name]
+    session, _ = await get(world, name)
+    prompt = Prompt((*session.ledger, *PROMPT.ids), len(session.ledger) + 2)
+    request = await begin(replica, session, ids)
+    ended = of(request, prompt, ids)
+    await replica.keeper.write(KEY, [ended_record(ended, request.turn, 0, 1.0)])
+    answer = {"role": "assistant", "content": replica.service.tokenizer.decode(ids)}
+    record = turn_record(request, name, request.turn, 7, None, ended)
+    session.book(prompt, ended, (*request.messages, answer), record)
+    replica.service.held.add(session.engine_id)
+    if image:
+        await replica.keeper.copy(session)
+        await replica.owned.kept(KEY)
+    return session
+
+
+async def refused(work: Awaitable[Any]) -> tuple[int, str, str]:
+    with pytest.raises(RequestError) as caught:
+        await work
+    return caught.value.refused.status, caught.value.refused.code, caught.value.refused.message
+
+
+# ------------------------------------------------------------------------------------------------ getting
+
+
+def test_a_session_that_nobody_has_is_new_to_its_first_asker_and_unknown_to_who_wants_an_old_one():
+    async def steps(world: World) -> None:
+        assert (await refused(get(world, "a", must_exist=True)))[:2] == (404, "session_not_found")
+        session, hit = await get(world, "a")
+        assert (hit, session.ledger, session.created) == ("none", (), False)
+        assert await get(world, "a") == (session, "device")
+        with pytest.raises(OwnedElsewhere) as caught:
+            await get(world, "b")
+        assert caught.value.owner == "a"
+
+    run(steps)
+
+
+@pytest.mark.parametrize("image", [True, False], ids=["image", "log alone"])
+def test_what_a_dead_owner_committed_is_whole_at_the_next_one(image: bool):
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 30, 31, 32)
+        await turn(world, "a", 40, 41, image=image)
+        world.kill("a")
+        session, hit = await get(world, "b")
+        assert hit == "peer" and session.epoch > before.epoch
+        assert (session.ledger, session.frontier, session.opener) == (before.ledger, before.frontier, before.opener)
+        assert session.transcript == before.transcript
+        assert [record.id for record in session.turns] == [record.id for record in before.turns]
+        assert session.engine_id in world.replicas["b"].service.held
+
+    run(steps)
+
+
+def test_a_session_without_any_image_is_made_of_its_log_alone():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 30, 31, image=False)
+        world.kill("a")
+        session, hit = await get(world, "b")
+        assert (hit, session.ledger, session.transcript) == ("none", before.ledger, before.transcript)
+
+    run(steps)
+
+
+def test_a_turn_whose_end_nobody_wrote_goes_on_at_the_next_owner_after_its_last_round():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 30, 31)
+        a, b = world.replicas["a"], world.replicas["b"]
+        request = await begin(a, before, (50,), (51, 52))
+        ledger = before.ledger
+        world.kill("a")
+        session, _ = await get(world, "b")
+        (logged,) = b.told
+        assert logged.request(KEY) == request and logged.finished() is None and logged.began.seed == 7
+        assert logged.course(0).token_ids == (50, 51, 52) and logged.course(0).resumed.rounds == (0, 1)
+        assert session.ledger == ledger and session.running is None
+
+    run(steps)
+
+
+def test_the_newest_turn_that_is_over_can_be_told_by_the_next_owner_although_an_image_holds_it():
+    async def steps(world: World) -> None:
+        await turn(world, "a", 30, 31)
+        session = await turn(world, "a", 40, 41)
+        world.kill("a")
+        await get(world, "b")
+        (logged,) = world.replicas["b"].told
+        finished = logged.finished()
+        assert finished is not None and finished.token_ids == (40, 41)
+        assert logged.began.turn == session.turns[-1].id
+
+    run(steps)
 
 
 def test_two_replicas_that_want_a_dead_owners_session_end_with_one_owner():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        third = SessionKeeper("c", FakeService(), world.cluster, world.peers)  # pyright: ignore[reportArgumentType]
-        world.peers.alive = {"b": world.keeper["b"], "c": third}
-        believed = world.cluster.directory.locate(KEY)
-        await asyncio.gather(
-            world.keeper["b"].acquire(KEY, believed, must_exist=True), third.acquire(KEY, believed, must_exist=True)
-        )
-        placement = world.cluster.directory.locate(KEY)
-        held = {name: keeper.held(KEY) for name, keeper in world.peers.alive.items()}
-        assert placement is not None and placement.owner is not None
-        owner = held[placement.owner]
-        assert owner is not None and owner.epoch == placement.epoch and owner.ledger == (1, 2, 3)
+    async def steps(world: World) -> None:
+        world.replicas["c"] = Replica(world, "c", "x", FakeService())
+        world.replicas["c"].start()
+        await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        answers = await asyncio.gather(get(world, "b"), get(world, "c"), return_exceptions=True)
+        (owner,) = [answer for answer in answers if isinstance(answer, tuple)]
+        assert sum(isinstance(answer, OwnedElsewhere) for answer in answers) == 1
+        assert owner[0].ledger == (5, 6, 7, 1, 2, 3)
 
-    run(steps())
+    run(steps)
 
 
-# ------------------------------------------------------------------------------------------------ without state
+def test_state_that_cannot_be_loaded_is_an_error_now_and_tried_again_later():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        world.replicas["b"].service.broken = EngineError(BAD_STATE, "planes disagree")
+        status, _, message = await refused(get(world, "b"))
+        assert status == 503 and "planes disagree" in message
+        world.replicas["b"].service.broken = None
+        again, hit = await get(world, "b")
+        assert (hit, again.ledger) == ("peer", session.ledger)
+
+    run(steps)
 
 
-def test_session_that_its_owner_has_no_state_of_moves_with_the_hosts_copy_of_the_same_turn():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        world.service["a"].evict(session.engine_id)
-        moved, hit = await world.get("b")
-        assert (hit, moved.ledger) == ("host", (1, 2, 3)) and moved.engine_id in world.service["b"].held
+def test_a_session_whose_copies_are_all_gone_is_no_new_one_unless_a_full_history_makes_it_so():
+    async def steps(world: World) -> None:
+        await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        for node in "xy":
+            world.directory.node_died(node)
+        world.stores.clear()
+        status, code, _ = await refused(get(world, "b"))
+        assert (status, code) == (503, "session_unavailable")
+        world.add_store("z", 1 << 20)
+        session, hit = await get(world, "b", anew=True)
+        assert (hit, session.ledger) == ("none", ())
 
-    run(steps())
-
-
-def test_a_newer_ledger_without_state_is_worth_more_than_an_older_copy_with_state():
-    async def steps() -> None:
-        world = World()
-        session = await world.turn("a", 1, 2, 3)
-        world.service["a"].evict(session.engine_id)
-        session.ledger, session.frontier, session.order = (1, 2, 3, 4, 5), 4, session.order + 1
-        moved, hit = await world.get("b")
-        assert (hit, moved.ledger) == ("none", (1, 2, 3, 4, 5)) and world.service["b"].held == set()
-
-    run(steps())
-
-
-def test_session_too_large_for_the_host_store_is_copied_by_its_ledger():
-    async def steps() -> None:
-        world = World()
-        sizes: list[int] = []
-
-        def put_small_ones(key: SessionKey, owner: str, epoch: Epoch, order: int, frontiers: Any, data: bytes):
-            sizes.append(len(frontiers))
-            return Receipt(True) if not frontiers else Receipt(False, "too large", too_large=True)
-
-        world.cluster.store.put = put_small_ones  # pyright: ignore[reportAttributeAccessIssue]
-        await world.turn("a", 1, 2, 3)
-        assert sizes == [1, 0]
-
-    run(steps())
-
-
-# ------------------------------------------------------------------------------------------------ another model's
-
-FOREIGN = Foreign(Mismatch("weights", "weights", "theirs", "ours"), {"weights": "theirs"})
-
-
-def test_a_ledger_of_other_weights_is_kept_marked_and_travels_on_as_what_it_is():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        world.service["b"].foreign = FOREIGN
-        session, hit = await world.get("b")
-        assert (hit, session.ledger, session.foreign) == ("none", (1, 2, 3), FOREIGN)
-        assert world.service["b"].exports[-1].foreign == FOREIGN
-
-    run(steps())
-
-
-def test_a_state_of_another_drafter_only_costs_a_rebuild():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        world.service["b"].foreign = Foreign(Mismatch("drafter", "form", "theirs", "ours"), {})
-        session, hit = await world.get("b")
-        assert (hit, session.ledger, session.foreign) == ("none", (1, 2, 3), None)
-
-    run(steps())
+    run(steps)
 
 
 def test_a_copy_of_another_session_is_not_taken_for_this_one():
-    async def steps() -> None:
-        world = World()
-        await world.turn("a", 1, 2, 3)
-        del world.peers.alive["a"]
-        held = world.cluster.store.newest(KEY)
-        assert held is not None
-        other = packed(SessionRecord("two", (9,)), True)
-        world.cluster.store.put(KEY, "a", held.epoch, held.order + 1, (1,), other)
-        with pytest.raises(RequestError) as caught:
-            await world.get("b")
-        assert "'two'" in caught.value.refused.message and world.service["b"].held == set()
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        document = packed(SessionRecord("two", (9,)), True)
+        end = a.owned.end(KEY).sequence
+        await a.keeper.write(KEY, [began_record(TurnRequest("f" * 32, "append", ()), PROMPT, 1, 1.0)])
+        a.owned.publish(KEY, end + 1, (1,), document, end + 1)
+        await a.owned.kept(KEY)
+        world.kill("a")
+        _, _, message = await refused(get(world, "b"))
+        assert "'two'" in message and session.engine_id not in world.replicas["b"].service.held
 
-    run(steps())
-
-
-# ------------------------------------------------------------------------------------------------ import and export
+    run(steps)
 
 
-def test_imported_session_belongs_to_its_key_whatever_name_the_document_has():
-    async def steps() -> None:
-        world = World()
-        document = packed(SessionRecord("theirs", (1, 2, 3), epoch=(99, 99), frontier=2), True)
-        session = await world.keeper["a"].create_imported(KEY, document)
+# ------------------------------------------------------------------------------------------------ losing
+
+
+def test_an_owner_that_was_given_up_for_dead_cannot_write_forgets_and_stops_its_turn():
+    class Turn:
+        moves = 0
+
+        def moved(self) -> None:
+            self.moves += 1
+
+    async def steps(world: World) -> None:
+        stale = await turn(world, "a", 1, 2, 3)
+        running: Any = Turn()
+        a = world.replicas["a"]
+        await begin(a, stale, (50,))
+        stale.running = running
+        world.directory.replica_exited("a")
+        session, _ = await get(world, "b")
+        assert [turn.course(0).token_ids for turn in world.replicas["b"].told] == [(50,)]
+        with pytest.raises(NotOwned):
+            await a.keeper.committed(KEY, a.keeper.append(KEY, [round_record(_round(51), "x", 0)]))
+        assert running.moves == 1 and a.keeper.held(KEY) is None
+        await asyncio.sleep(0.01)
+        assert stale.engine_id not in a.service.held and not a.keeper._sessions and not a.owned._owned
+        assert session.ledger == stale.ledger
+
+    run(steps)
+
+
+def _round(token: int) -> Round:
+    return Round("x", 9, (token,), 0, 0, ())
+
+
+def test_a_copy_at_the_wrong_moment_is_no_error():
+    async def steps(world: World) -> None:
+        stale = await turn(world, "a", 1, 2, 3)
+        world.directory.replica_exited("a")
+        await get(world, "b")
+        await world.replicas["a"].keeper.copy(stale)
+        assert (await refused(world.replicas["a"].keeper.settle(stale)))[:2] == (503, "session_unavailable")
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ moving
+
+
+class Running:
+    """A turn that runs, until it is suspended."""
+
+    def __init__(self) -> None:
+        self.id = "0" * 32
+        self.went: list[Moved | None] = []
+        self.cancels = 0
+
+    async def suspend(self) -> None:
+        pass
+
+    def go_on(self, elsewhere: Moved | None) -> None:
+        self.went.append(elsewhere)
+
+    def moved(self) -> None:
+        self.went.append(Moved())
+
+    def cancel(self) -> None:
+        self.cancels += 1
+
+
+def test_an_idle_session_moves_with_its_state():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        assert await world.replicas["a"].keeper.move(before, "b")
+        session, hit = await get(world, "b")
+        assert (session.ledger, session.turns) == (before.ledger, before.turns) and session.epoch > before.epoch
+        assert hit == "device", "it was there before it was asked for"
+        assert world.replicas["a"].keeper.held(KEY) is None and not world.replicas["a"].service.held
+        with pytest.raises(OwnedElsewhere):
+            await get(world, "a")
+
+    run(steps)
+
+
+def test_a_running_turn_moves_with_its_session_and_goes_on_there():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        await begin(world.replicas["a"], session, (50, 51))
+        running: Any = Running()
+        session.running = running
+        assert await world.replicas["a"].keeper.move(session, "b")
+        assert running.went == [Moved("b")]
+        await get(world, "b")
+        (logged,) = world.replicas["b"].told
+        assert logged.course(0).token_ids == (50, 51) and logged.finished() is None
+
+    run(steps)
+
+
+@pytest.mark.parametrize("why", ["never hears", "cannot load"])
+def test_a_move_that_fails_leaves_session_and_turn_where_they_were(why: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.ownership.owner.OFFER_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        request = await begin(world.replicas["a"], session, (50,))
+        running: Any = Running()
+        session.running = running
+        if why == "never hears":
+            world.away.add("b")
+        else:
+            world.replicas["b"].link.dead = True
+        moved = await world.replicas["a"].keeper.move(session, "b")
+        assert not moved and running.went == [None] and not session.moving
+        await world.replicas["a"].keeper.write(KEY, [round_record(_round(51), request.turn, 0)])
+        assert world.replicas["a"].keeper.held(KEY) is session
+
+    run(steps)
+
+
+def test_a_source_that_never_hears_the_outcome_asks_the_log(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.ownership.owner.OFFER_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        running: Any = Running()
+        session.running = running
+        world.away.add("a")
+        assert await world.replicas["a"].keeper.move(session, "b")
+        assert running.went == [Moved("b")] and world.replicas["b"].keeper.held(KEY) is not None
+
+    run(steps)
+
+
+def test_a_session_that_is_being_moved_takes_no_turn_and_no_second_move():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        keeper = world.replicas["a"].keeper
+        moving = asyncio.create_task(keeper.move(session, "b"))
+        await asyncio.sleep(0)
+        assert not await keeper.idle(session)
+        assert (await refused(keeper.move(session, "b")))[:2] == (409, "session_busy")
+        assert await moving
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ deleting
+
+
+def test_a_deleted_session_is_unknown_and_its_name_is_free_for_all_ways_to_make_one():
+    async def steps(world: World) -> None:
+        a, b = world.replicas["a"], world.replicas["b"]
+        for make in (
+            lambda: b.keeper.create_empty(KEY),
+            lambda: b.keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True)),
+            lambda: get(world, "b"),
+        ):
+            session = await turn(world, "a", 1, 2, 3)
+            await a.keeper.delete(session, 1.0)
+            assert await a.link.locate(KEY) is None and not a.service.held
+            assert (await refused(get(world, "b", must_exist=True)))[:2] == (404, "session_not_found")
+            made = await make()
+            made = made[0] if isinstance(made, tuple) else made
+            assert 1 not in made.ledger[3:] and not made.transcript
+            await b.keeper.delete(made, 1.0)
+
+    run(steps)
+
+
+def test_a_delete_that_the_directory_hears_of_late_is_none_that_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.keeper.HEARD_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        world.away.add("directory")
+        await world.replicas["a"].keeper.delete(session, 1.0)
+        assert isinstance(await world.replicas["a"].link.locate(KEY), Placed)
+        # Whoever asks meanwhile is told what the log says, by its next owner.
+        world.away.clear()
+        async with asyncio.timeout(5):
+            while await world.replicas["a"].link.locate(KEY) is not None:
+                await asyncio.sleep(0.05)
+
+    run(steps)
+
+
+def test_who_takes_over_what_was_deleted_finds_nothing_and_nothing_is_listed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.keeper.HEARD_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        placed = await world.replicas["a"].link.locate(KEY)
+        assert isinstance(placed, Placed)
+        world.away.add("directory")
+        await world.replicas["a"].keeper.delete(session, 1.0)
+        world.kill("a")
+        world.away.clear()
+        b = world.replicas["b"]
+        status, code, _ = await refused(b.keeper.acquire(KEY, placed, must_exist=True))
+        assert (status, code) == (404, "session_not_found")
+        async with asyncio.timeout(5):
+            while await b.link.locate(KEY) is not None:
+                await asyncio.sleep(0.05)
+
+    run(steps)
+
+
+def test_deletes_that_come_at_once_are_one_and_cancel_the_turn_that_runs():
+    class Turn(Running):
+        async def ended(self) -> None:
+            await asyncio.sleep(0)
+            self.session.running = None
+
+        def __init__(self, session: Session) -> None:
+            super().__init__()
+            self.session = session
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        running: Any = Turn(session)
+        session.running = running
+        keeper = world.replicas["a"].keeper
+        await asyncio.gather(keeper.delete(session, 1.0), keeper.delete(session, 1.0))
+        assert running.cancels == 1 and await world.replicas["a"].link.locate(KEY) is None
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ making
+
+
+def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        child_key, empty_key = SessionKey(KEY.tenant, "child"), SessionKey(KEY.tenant, "empty")
+        child = await a.keeper.create(child_key, parent)
+        a.service.held.add(child.engine_id)
+        await a.keeper.settle(child)
+        empty = await a.keeper.create_empty(empty_key)
+        assert child.free and empty.created
+        world.kill("a")
+        again, hit = await get(world, "b", child_key, must_exist=True)
+        assert (hit, again.ledger, again.transcript) == ("peer", parent.ledger, parent.transcript)
+        fresh, _ = await get(world, "b", empty_key, must_exist=True)
+        assert fresh.created and fresh.ledger == ()
+        assert (await refused(world.replicas["b"].keeper.create_empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def test_no_turn_begins_in_a_session_before_it_is_settled():
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+
+        async def watched(command: Command) -> None:
+            if isinstance(command, Import | Export):
+                session = a.keeper.held(KEY)
+                assert session is not None and not await a.keeper.idle(session)
+
+        a.service.before = watched
+        session = await a.keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
+        assert session.free
+
+    run(steps)
+
+
+def test_an_imported_session_belongs_to_its_key_whatever_name_and_epoch_the_document_has():
+    async def steps(world: World) -> None:
+        document = packed(SessionRecord("theirs", (1, 2, 3), epoch=(1 << 50, 99), frontier=2), True)
+        session = await world.replicas["a"].keeper.create_imported(KEY, document)
         assert (session.key, session.ledger, session.free) == (KEY, (1, 2, 3), True)
-        assert session.epoch < Epoch(99, 99), "epochs are granted, never imported"
-        assert world.cluster.store.newest(KEY) is not None
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["b"].create_imported(KEY, document)
-        assert caught.value.refused.code == "session_exists"
-        moved, _ = await world.get("b")
-        assert moved.ledger == (1, 2, 3)
+        assert session.epoch.incarnation < 1 << 50, "epochs are granted, never imported"
+        assert (await refused(world.replicas["b"].keeper.create_imported(KEY, document)))[1] == "session_exists"
+        world.kill("a")
+        again, _ = await get(world, "b")
+        assert again.ledger == (1, 2, 3)
 
-    run(steps())
+    run(steps)
 
 
 @pytest.mark.parametrize(
     ("code", "status"), [(BAD_STATE, 400), (FINGERPRINT_MISMATCH, 409)], ids=["damaged", "another model"]
 )
 def test_a_document_that_is_refused_leaves_no_session(code: str, status: int):
-    async def steps() -> None:
-        world = World()
-        world.service["a"].broken = EngineError(code, "it is the trailer")
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].create_imported(KEY, b"")
-        assert (caught.value.refused.status, caught.value.refused.code) == (status, code)
-        assert "trailer" in caught.value.refused.message
-        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        a.service.broken = EngineError(code, "it is the trailer")
+        found = await refused(a.keeper.create_imported(KEY, b""))
+        assert found[:2] == (status, code) and "trailer" in found[2]
+        assert await a.link.locate(KEY) is None and a.keeper.held(KEY) is None and not a.owned._owned
 
-    run(steps())
+    run(steps)
 
 
 def test_an_import_whose_client_goes_away_leaves_the_name_free():
-    async def steps() -> None:
-        world = World()
-        keeper, service = world.keeper["a"], world.service["a"]
-        call, begun = service.call, asyncio.Event()
+    async def steps(world: World) -> None:
+        a, begun = world.replicas["a"], asyncio.Event()
 
-        async def endless(command: Command) -> Event:
+        async def endless(command: Command) -> None:
             if isinstance(command, Import):
                 begun.set()
                 await asyncio.sleep(1e9)
-            return await call(command)
 
-        service.call = endless  # pyright: ignore[reportAttributeAccessIssue]
+        a.service.before = endless
         document = packed(SessionRecord("x", (1, 2)), True)
-        importing = asyncio.create_task(keeper.create_imported(KEY, document))
+        importing = asyncio.create_task(a.keeper.create_imported(KEY, document))
         await begun.wait()
         importing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await importing
-        assert world.cluster.directory.locate(KEY) is None and keeper.held(KEY) is None
-        service.call = call
-        assert (await keeper.create_imported(KEY, document)).free
+        assert await a.link.locate(KEY) is None and a.keeper.held(KEY) is None
+        a.service.before = None
+        assert (await a.keeper.create_imported(KEY, document)).free
 
-    run(steps())
-
-
-def test_an_import_that_cannot_be_exported_again_leaves_no_session():
-    async def steps() -> None:
-        world = World()
-        service = world.service["a"]
-        call = service.call
-
-        async def no_export(command: Command) -> Event:
-            if isinstance(command, Export):
-                raise EngineError(BAD_STATE, "manifest.session.order")
-            return await call(command)
-
-        service.call = no_export  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises(EngineError):
-            await world.keeper["a"].create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
-        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
-        assert service.held == set()
-
-    run(steps())
+    run(steps)
 
 
 def test_a_document_without_a_token_leaves_no_session():
-    async def steps() -> None:
-        world = World()
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].create_imported(KEY, packed(SessionRecord("x", ()), False))
-        assert caught.value.refused.status == 400 and "manifest.ledger" in caught.value.refused.message
-        assert world.cluster.directory.locate(KEY) is None and world.keeper["a"].held(KEY) is None
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        status, _, message = await refused(a.keeper.create_imported(KEY, packed(SessionRecord("x", ()), False)))
+        assert status == 400 and "manifest.ledger" in message
+        assert await a.link.locate(KEY) is None and a.keeper.held(KEY) is None
 
-    run(steps())
-
-
-def test_an_imported_session_numbers_its_captures_anew():
-    async def steps() -> None:
-        world = World()
-        record = SessionRecord("x", (1, 2), order=(1 << 53) - 1, frontier=1)
-        session = await world.keeper["a"].create_imported(KEY, packed(record, True))
-        held = world.cluster.store.newest(KEY)
-        assert session.order == 1 and held is not None and held.order == 1
-
-    run(steps())
-
-
-def test_no_turn_begins_in_a_session_that_is_still_being_imported():
-    async def steps() -> None:
-        world = World()
-        keeper, service = world.keeper["a"], world.service["a"]
-        call = service.call
-
-        async def watched(command: Command) -> Event:
-            if isinstance(command, Import):
-                session = keeper.held(KEY)
-                assert session is not None and not await keeper.idle(session)
-            return await call(command)
-
-        service.call = watched  # pyright: ignore[reportAttributeAccessIssue]
-        await keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
-
-    run(steps())
+    run(steps)
 
 
 def test_export_needs_an_idle_session_with_a_past():
-    async def steps() -> None:
-        world = World()
-        fresh, _ = await world.get("a")
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].document(fresh)
-        assert caught.value.refused.status == 404
-        session = await world.turn("a", 1, 2, 3)
-        assert pickle.loads((await world.keeper["a"].document(session)).tobytes())[0] == session.record()
-        session.moving_until = 1e18
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].document(session)
-        assert caught.value.refused.code == "session_busy"
-        session.moving_until, session.lost = 0.0, True
-        with pytest.raises(RequestError) as caught:
-            await world.keeper["a"].document(session)
-        assert caught.value.refused.code == "session_unavailable"
+    async def steps(world: World) -> None:
+        keeper = world.replicas["a"].keeper
+        fresh, _ = await get(world, "a")
+        assert (await refused(keeper.document(fresh)))[:2] == (409, "session_empty")
+        session = await turn(world, "a", 1, 2, 3)
+        assert pickle.loads((await keeper.document(session)).tobytes())[0] == session.record()
+        session.moving = True
+        assert (await refused(keeper.document(session)))[1] == "session_busy"
 
-    run(steps())
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ without state
+
+
+def test_an_evicted_session_is_brought_back_for_its_next_turn_but_not_under_a_running_one():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        service = world.replicas["a"].service
+        service.evict(session.engine_id)
+        running: Any = object()
+        session.running = running
+        await get(world, "a")
+        assert service.held == set()
+        session.running = None
+        assert await get(world, "a") == (session, "device")
+        assert session.engine_id in service.held and not service.evicted and session.free
+
+    run(steps)
+
+
+def test_an_evicted_session_without_a_copy_keeps_its_ledger_and_is_prefilled():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3, image=False)
+        world.replicas["a"].service.evict(session.engine_id)
+        again, _ = await get(world, "a")
+        assert again is session and again.ledger and world.replicas["a"].service.held == set()
+
+    run(steps)
+
+
+def test_where_a_store_has_no_room_a_session_is_kept_by_its_ledger_alone():
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        state = bytes(1 << 16)
+        call: Any = FakeService.call
+
+        async def large(command: Command) -> Any:
+            event = await call(a.service, command)
+            if isinstance(command, Export) and event.frontiers:
+                object.__setattr__(event, "document", event.document + state)
+            return event
+
+        a.service.call = large  # pyright: ignore[reportAttributeAccessIssue]
+        session = await turn(world, "a", 1, 2, 3)
+        assert [export.checkpoints for export in a.service.exports] == [True, False]
+        world.kill("a")
+        again, hit = await get(world, "b")
+        assert (hit, again.ledger) == ("none", session.ledger)
+
+    run(steps, lambda: World(room=1 << 16))
+
+
+FOREIGN = Foreign(Mismatch("weights", "weights", "theirs", "ours"), {"weights": "theirs"})
+
+
+def test_a_ledger_of_other_weights_is_kept_marked_and_travels_on_as_what_it_is():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        b = world.replicas["b"]
+        b.service.foreign = FOREIGN
+        session, hit = await get(world, "b")
+        assert (hit, session.ledger, session.foreign) == ("none", before.ledger, FOREIGN)
+        await b.keeper.copy(session)
+        assert b.service.exports[-1].foreign == FOREIGN
+
+    run(steps)
+
+
+def test_a_state_of_another_drafter_only_costs_a_rebuild():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        world.replicas["b"].service.foreign = Foreign(Mismatch("drafter", "form", "theirs", "ours"), {})
+        session, hit = await get(world, "b")
+        assert (hit, session.ledger, session.foreign) == ("none", before.ledger, None)
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ lost messages
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_session_outlives_lost_messages_a_new_directory_and_its_owner(seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.cluster.owned_sessions.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("deployment.ownership.sending.REPEAT_SECONDS", 0.02)
+    monkeypatch.setattr("deployment.ownership.publication.PUT_SECONDS", 0.05)
+
+    async def steps(world: World) -> None:
+        chance = random.Random(seed)
+        world.loses = lambda: chance.random() < 0.25
+        before = await turn(world, "a", 1, 2, 3)
+        world.start_directory()
+        await turn(world, "a", 4, 5)
+        world.kill("a")
+        session, _ = await get(world, "b")
+        assert session.ledger == before.ledger
+        await turn(world, "b", 6)
+        await world.replicas["b"].keeper.delete(session, 1.0)
+        world.loses = lambda: False
+        async with asyncio.timeout(5):
+            while await world.replicas["b"].link.locate(KEY) is not None:
+                await asyncio.sleep(0.05)
+        assert not world.replicas["b"].owned._owned
+
+    run(steps)
+
+
+def test_a_directory_that_was_started_again_lets_an_owner_go_on():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        world.start_directory()
+        await asyncio.sleep(0.2)
+        with pytest.raises(OwnedElsewhere):
+            await get(world, "b")
+        await turn(world, "a", 4)
+        assert session.ledger[-1] == 4
+
+    run(steps)

@@ -19,6 +19,14 @@ def test_named_replica_that_is_gone_leaves_the_rendezvous_order():
     assert ranking("session", None, []) == []
 
 
+def test_full_replicas_come_last_and_the_named_one_first_all_the_same():
+    order = rendezvous("session", REPLICAS)
+    full = {order[0], order[2]}
+    assert ranking("session", None, REPLICAS, full) == [order[1], *order[3:], order[0], order[2]]
+    assert ranking("session", order[2], REPLICAS, full)[0] == order[2]
+    assert ranking("session", None, REPLICAS, set(REPLICAS)) == order, "where all are full, the order is as ever"
+
+
 def test_order_does_not_depend_on_how_replicas_are_listed():
     assert rendezvous("session", REPLICAS) == rendezvous("session", list(reversed(REPLICAS)))
 

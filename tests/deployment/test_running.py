@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from deployment.answer import Choices
+from deployment.chat_format import ChatFormat
 from deployment.engine.messages import Event, Sampling, Started, Submit
 from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError
+from deployment.held_turn import call_later
 from deployment.keeper import SessionKeeper
-from deployment.openai_format import Choices, Completion
 from deployment.ownership import Epoch, SessionKey
-from deployment.replica import EngineReplica
-from deployment.request_reading import turn_request
-from deployment.running import RunningTurn
+from deployment.request_reading import Asking, turn_request
+from deployment.running import RunningTurn, TurnLog
 from deployment.schemas import TurnBody, parse
 from deployment.session import Session
-from deployment.turns import Prompt, choices
+from deployment.turn_desk import TurnDesk
+from deployment.turn_stream import Place, TurnStream
+from deployment.turn_table import TurnTable
+from deployment.turns import Prompt, TurnText, choices
 from deployment.wire import Closed, Delta, Opened, TokenFact, TurnEvent, TurnRequest
 from tests.engine.driving import models, options, prompt
 
 PROMPT = prompt(0)
 
 
-def events_of(request: TurnRequest, **fields: Any) -> list[TurnEvent]:
+def stream_of(service: EngineService, request: TurnRequest, start: int = len(PROMPT)) -> TurnStream:
+    return TurnStream(request.turn, request.n, start, lambda: TurnText(service.tokenizer, PROMPT[-1:]))
+
+
+async def told(stream: TurnStream) -> list[TurnEvent]:
+    return [one.event async for one in stream.read(Place())]
+
+
+def events_of(request: TurnRequest, turn_log: TurnLog | None = None, **fields: Any) -> list[TurnEvent]:
     """All events of a request's choices, from an engine of its own, in the order in which they came."""
 
     async def scenario() -> list[TurnEvent]:
@@ -36,20 +47,16 @@ def events_of(request: TurnRequest, **fields: Any) -> list[TurnEvent]:
         submit = Submit(
             request.turn, PROMPT, max_tokens=request.max_tokens, ignore_eos=True, stop_strings=request.stop, **fields
         )
-        queue: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        stream = stream_of(service, request)
         try:
-            turns = [
+            for one in choices(submit, request.n):
                 RunningTurn(
                     "r", "m", request, one, Prompt(PROMPT, len(PROMPT) - 1), None, service,
-                    cast(SessionKeeper, None), lambda _: None, queue,
-                )
-                for one in choices(submit, request.n)
-            ]  # fmt: skip
-            for turn in turns:
-                await turn.ended()
+                    cast(SessionKeeper, None), stream, lambda: None, turn_log,
+                )  # fmt: skip
+            return await told(stream)
         finally:
             await asyncio.to_thread(service.close)
-        return [queue.get_nowait() for _ in range(queue.qsize())]
 
     return asyncio.run(scenario())
 
@@ -59,7 +66,7 @@ def asked(**fields: Any) -> TurnRequest:
 
 
 def contents(events: list[TurnEvent], n: int = 1) -> list[str]:
-    return ["".join(e.content for e in events if isinstance(e, Delta) and e.choice == i) for i in range(n)]
+    return ["".join(e.content for e in events if isinstance(e, Delta | Closed) and e.choice == i) for i in range(n)]
 
 
 def test_choices_of_a_request_are_told_apart_and_each_is_what_it_would_be_alone():
@@ -90,16 +97,16 @@ def test_logprobs_come_with_the_tokens_that_they_belong_to():
 
 def test_queue_seconds_of_a_body_are_how_long_its_turn_waits_for_a_lane():
     body = parse(TurnBody, {"messages": [{"role": "user", "content": "Hello"}], "queue_seconds": 0.01})
-    request = turn_request(body, "history", "tenant", None, must_exist=False)
+    request = turn_request(body, "history", Asking("tenant"))
 
     async def scenario() -> TurnEvent:
         service = EngineService(models("none"), options("none", lanes=1, images=2, queue_seconds=60.0))
-        replica: Any = SimpleNamespace(_id="r", _model="m", _service=service, _keeper=None, _turns=set())
+        none: Any = None
+        desk = TurnDesk("r", "m", service, none, none, TurnTable(), 30.0, call_later)
         occupant = service.turn(Submit("occupant", PROMPT, max_tokens=3000, ignore_eos=True))
         try:
             await anext(occupant)
-            (turn,) = EngineReplica._start(replica, request, Prompt(PROMPT, 1), None)
-            return await asyncio.wait_for(turn.events.get(), 20)
+            return (await anext(desk.start(request, Prompt(PROMPT, 1), None).read())).event
         finally:
             await occupant.aclose()
             await asyncio.to_thread(service.close)
@@ -118,7 +125,7 @@ class Keeper:
         self.asked: list[str] = []
         self.fenced = fenced
 
-    async def copy(self, session: Session) -> None:
+    async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")
         if self.fenced:
             raise RequestError(409, "session_moved", "somebody else has it")
@@ -134,7 +141,6 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         service = EngineService(models("dflash2"), options("dflash2", images=4))
         session = Session(SessionKey("t", "s"), Epoch(1, 1))
         submit = Submit("t", PROMPT, max_tokens=40, ignore_eos=True, session=session.engine_id)
-        queue: asyncio.Queue[TurnEvent] = asyncio.Queue()
         assert isinstance(service._runner, ThreadRunner)
         executor = service._runner._engine._executor
         run, left = executor.run, iter(range(rounds))
@@ -147,17 +153,18 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         executor.run = failing
         try:
             request = TurnRequest(turn="t", mode="history", messages=({"role": "user", "content": "Hello"},))
-            turn = RunningTurn(
-                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper),
-                lambda _: None, queue,
+            stream = stream_of(service, request)
+            RunningTurn(
+                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper), stream,
+                lambda: None,
             )  # fmt: skip
-            await turn.ended()
+            events = await told(stream)
             executor.run = run
             again = Submit("u", (*session.ledger, 290), max_tokens=2, session=session.engine_id)
             later = [event async for event in service.turn(again)] if session.ledger else []
         finally:
             await asyncio.to_thread(service.close)
-        return session, [queue.get_nowait() for _ in range(queue.qsize())], later
+        return session, events, later
 
     return asyncio.run(scenario())
 
@@ -189,16 +196,17 @@ def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again()
         session = Session(SessionKey("t", "s"), Epoch(1, 1))
         request = TurnRequest(turn="t", mode="history", messages=())
         submit = Submit("t", PROMPT, max_tokens=0, session=session.engine_id)
+        stream = stream_of(service, request)
         try:
-            turn = RunningTurn(
-                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper),
-                lambda _: None,
+            RunningTurn(
+                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper), stream,
+                lambda: None,
             )  # fmt: skip
-            await turn.ended()
+            (last,) = await told(stream)
         finally:
             await asyncio.to_thread(service.close)
         assert not session.ledger and not session.turns
-        return turn.events.get_nowait()
+        return last
 
     refused = asyncio.run(scenario())
     assert isinstance(refused, Refused) and refused.param == "max_tokens" and keeper.asked == ["abandon"]
@@ -206,7 +214,7 @@ def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again()
 
 # ------------------------------------------------------------------------------------------------ the interface
 
-OPENED = Opened("r", "m", 7, 10, 4, None)
+OPENED = Opened("r", "m", 7, 10, 4, None, "t", choices=2, created=3)
 CLOSED = Closed("stop", 3, (1, 0), 1.0, 0.1, None, choice=0, stop_reason="END")
 
 
@@ -218,7 +226,7 @@ def test_whole_answers_have_their_choices_in_order_and_usage_is_summed():
         assert not taken.complete
         taken.take(event)
     assert taken.complete
-    document = Completion("id", OPENED, 2).whole(taken)
+    document = ChatFormat(OPENED).whole(taken)
     assert [(c["index"], c["message"]["content"], c["stop_reason"]) for c in document["choices"]] == [
         (0, "ac", "END"), (1, "b", None),
     ]  # fmt: skip
@@ -229,13 +237,16 @@ def test_whole_answers_have_their_choices_in_order_and_usage_is_summed():
 
 
 def test_chunks_name_their_choice_and_carry_finite_logprobs():
-    completion = Completion("id", OPENED, 2)
+    shown = ChatFormat(OPENED)
     fact = TokenFact(b"\xe2\x82", float("-inf"), ((b"a", -0.5),))
-    (choice,) = completion.delta(Delta("", "", 1, (fact,)))["choices"]
+    chunk = shown.delta(Delta("", "", 1, (fact,)))
+    assert chunk is not None
+    (choice,) = chunk["choices"]
     assert choice["index"] == 1 and choice["delta"] == {}
     (entry,) = choice["logprobs"]["content"]
     assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xE2, 0x82], -9999.0)
     assert entry["top_logprobs"] == [{"token": "a", "bytes": [97], "logprob": -0.5}]
-    last = completion.last(replace(CLOSED, choice=1))["choices"][0]
+    last = shown.last(replace(CLOSED, choice=1))["choices"][0]
     assert (last["index"], last["finish_reason"], last["stop_reason"]) == (1, "stop", "END")
-    assert completion.delta(Delta("", "x"))["choices"][0]["logprobs"] is None
+    plain = shown.delta(Delta("", "x"))
+    assert plain is not None and plain["choices"][0]["logprobs"] is None and shown.delta(Delta("", "")) is None

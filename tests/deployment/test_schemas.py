@@ -8,7 +8,8 @@ import pytest
 
 from deployment.engine.messages import Grammar
 from deployment.errors import RequestError
-from deployment.schemas import MAX_DEPTH, MigrateBody, TurnBody, parse, read_json
+from deployment.json_reading import MAX_DEPTH, read_json
+from deployment.schemas import MigrateBody, TurnBody, parse
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
-from deployment.openai_format import session_details
-from deployment.ownership import Epoch, Placement, SessionKey
+from deployment.ownership.messages import Placed
+from deployment.ownership.words import Epoch, Member, SessionKey
+from deployment.server_objects import session_details
 from deployment.wire import SessionInfo
 
-PLACEMENT = Placement(SessionKey("t" * 64, "one"), Epoch(1, 2), "a", (), 1.0, 2.0)
+PLACEMENT = Placed(SessionKey("t" * 64, "one"), Epoch(1, 2), "a", (Member("node", "0" * 32),))
 
 
 def test_bytes_in_an_imported_transcript_are_shown_as_hex():
@@ -22,5 +23,5 @@ def test_bytes_in_an_imported_transcript_are_shown_as_hex():
 
 def test_a_session_whose_owner_does_not_answer_is_shown_as_the_directory_has_it():
     assert session_details(PLACEMENT, None) == {
-        "id": "one", "object": "session", "created": 1.0, "updated": 2.0, "replica": "a", "epoch": "1.2", "copies": [],
+        "id": "one", "object": "session", "replica": "a", "epoch": "1.2", "copies": [{"node": "node"}],
     }  # fmt: skip

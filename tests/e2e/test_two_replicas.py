@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -18,80 +15,36 @@ import openai
 import pytest
 import ray
 
-from deployment.actors import NAMESPACE, PROTOCOL
-from deployment.local import running
+from deployment.cluster.names import NAMESPACE, directory_name, store_name
 from deployment.settings import AppArgs
+from tests.e2e.cluster import (
+    COUNT,
+    FACT,
+    GREEDY,
+    QUESTION,
+    chat,
+    epoch,
+    keyed,
+    replicas,
+    text,
+    turn,
+    two_replicas,
+    wait_for_two,
+)
 
-FACT = {"role": "user", "content": "My locker code is 4172."}
-QUESTION = {"role": "user", "content": "What is my locker code?"}
-COUNT = {"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}
 REQUIRED = {"x-session-id": "never-seen", "x-session-require": "existing"}
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Replicas run what they run in production, not Triton's interpreter, and leave no token in the home directory.
-        patch.delenv("TRITON_INTERPRET", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        mask = os.umask(0o077)
-        try:
-            with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
-                yield url
-        finally:
-            os.umask(mask)
+    with two_replicas(AppArgs(detach_seconds=1)) as url:
+        yield url
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
     with keyed(url) as client:
         yield client
-
-
-def keyed(url: str | httpx.URL) -> httpx.Client:
-    """A client with an API key of its own: state is shared among the sessions of one key."""
-    return httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {secrets.token_hex(8)}"})
-
-
-def chat(client: httpx.Client, messages: list[dict[str, Any]], session: str | None = None, **extra: Any) -> Any:
-    headers = {"x-session-id": session} if session else {}
-    response = client.post("/v1/chat/completions", json={"messages": messages, **GREEDY, **extra}, headers=headers)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def turn(client: httpx.Client, session: str, message: dict[str, Any], **extra: Any) -> Any:
-    response = client.post(f"/v1/sessions/{session}/turns", json={"messages": [message], **GREEDY, **extra})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def text(answer: Any) -> str:
-    return answer["choices"][0]["message"]["content"]
-
-
-def replicas(client: httpx.Client) -> dict[str, int]:
-    return {entry["id"]: entry["pid"] for entry in client.get("/v1/replicas").json()["data"]}
-
-
-def epoch(document: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(int(part) for part in document["epoch"].split("."))
-
-
-def wait_for_two(client: httpx.Client, without: str | None = None) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        response = client.get("/v1/replicas")
-        if response.status_code == 200:
-            names = {entry["id"] for entry in response.json()["data"]}
-            if len(names) == 2 and without not in names:
-                return
-        time.sleep(0.3)
-    raise TimeoutError("the killed replica was not replaced within 60 s")
 
 
 # ------------------------------------------------------------------------------------------------ answers
@@ -221,7 +174,7 @@ def test_session_tells_its_transcript_turns_and_place(client: httpx.Client):
     assert [message["role"] for message in known["transcript"]] == ["user", "assistant", "user", "assistant"]
     assert "4172" in known["transcript"][-1]["content"]
     assert [entry["mode"] for entry in known["turns"]] == ["history", "append"]
-    assert known["replica"] in replicas(client) and known["copies"][0]["frontier"] == known["frontier"]
+    assert known["replica"] in replicas(client) and len(known["copies"]) == 1
     assert "told" in [entry["id"] for entry in client.get("/v1/sessions").json()["data"]]
 
 
@@ -430,7 +383,7 @@ def test_session_is_exported_and_goes_on_elsewhere_as_another_tenants_own(client
 def test_directory_that_was_killed_is_rebuilt_from_the_host_stores(client: httpx.Client):
     chat(client, [FACT], "remembered")
     before = client.get("/v1/sessions/remembered").json()
-    directory = ray.get_actor(f"dflash/v{PROTOCOL}/directory", NAMESPACE)
+    directory = ray.get_actor(directory_name("dflash"), NAMESPACE)
     ray.kill(directory, no_restart=False)
     answer = turn(client, "remembered", QUESTION)
     assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
@@ -442,8 +395,8 @@ def test_directory_that_dies_with_the_host_store_learns_from_the_owner(client: h
     chat(client, [FACT], "twice-struck")
     before = client.get("/v1/sessions/twice-struck").json()
     node = ray.get_runtime_context().get_node_id()
-    for name in ("directory", f"host-store/{node}"):
-        ray.kill(ray.get_actor(f"dflash/v{PROTOCOL}/{name}", NAMESPACE), no_restart=False)
+    for name in (directory_name("dflash"), store_name("dflash", node)):
+        ray.kill(ray.get_actor(name, NAMESPACE), no_restart=False)
     answer = turn(client, "twice-struck", QUESTION)
     assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
     assert answer["meta_info"]["replica"] == before["replica"]
@@ -471,21 +424,104 @@ def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed
     wait_for_two(client, without=before["replica"])
 
 
-def test_replica_that_dies_in_mid_stream_ends_the_stream_with_an_error_and_the_session_survives(client: httpx.Client):
-    chat(client, [FACT], "cut")
-    before = client.get("/v1/sessions/cut").json()
-    body = {"messages": [COUNT], **GREEDY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    pid, last, seen = replicas(client)[before["replica"]], "", 0
-    with (
-        contextlib.suppress(httpx.RemoteProtocolError),
-        client.stream("POST", "/v1/sessions/cut/turns", json=body) as response,
-    ):
+# ------------------------------------------------------------------------------------------------ in mid-stream
+
+LONG: dict[str, Any] = {"max_tokens": 160, "ignore_eos": True, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
+
+
+def streamed(
+    client: httpx.Client, session: str | None, strike: Callable[[str], None], **body: Any
+) -> tuple[str, list[str]]:
+    """Text and event ids of a turn, in the middle of which `strike` is given its replica."""
+    headers = {"x-session-id": session} if session else {}
+    body = {"messages": [COUNT], "stream": True, **LONG, **body}
+    got, ids, done, seen = [], [], False, 0
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status_code == 200
         for line in response.iter_lines():
-            last = line or last
-            seen += 1
-            if seen == 5:
-                os.kill(pid, signal.SIGKILL)
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_lost"
-    answer = turn(client, "cut", QUESTION)
-    assert "4172" in text(answer) and answer["session"]["reused"] >= before["frontier"]
-    wait_for_two(client, without=before["replica"])
+            if line.startswith("id: "):
+                ids.append(line.removeprefix("id: "))
+            elif line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, chunk
+                got.append("".join(choice["delta"].get("content", "") for choice in chunk["choices"]))
+                seen += 1
+                if seen == 8:
+                    strike(chunk["meta_info"]["replica"] if "meta_info" in chunk else replica_of(client, session))
+    assert done
+    positions = [int(place.split(".")[-2]) for place in ids]
+    assert positions == sorted(positions)
+    return "".join(got), ids
+
+
+def replica_of(client: httpx.Client, session: str | None) -> str:
+    """The one that runs a turn now."""
+    if session is not None:
+        return client.get(f"/v1/sessions/{session}").json()["replica"]
+    (busy,) = (entry["id"] for entry in client.get("/v1/replicas").json()["data"] if entry["running"])
+    return busy
+
+
+@pytest.fixture(scope="module")
+def expected(url: str) -> str:
+    """The answer that nobody disturbs."""
+    with keyed(url) as other:
+        return streamed(other, None, lambda replica: None)[0]
+
+
+@pytest.mark.parametrize("session", ["cut", None], ids=["session", "no session"])
+def test_a_stream_whose_replica_is_killed_goes_on_by_itself_with_the_same_text(
+    client: httpx.Client, expected: str, session: str | None
+):
+    pids, struck = replicas(client), []
+
+    def kill(replica: str) -> None:
+        struck.append(replica)
+        os.kill(pids[replica], signal.SIGKILL)
+
+    got, ids = streamed(client, session, kill)
+    assert got == expected and len({place.split(".")[0] for place in ids}) == 1
+    if session is not None:
+        known = client.get(f"/v1/sessions/{session}").json()
+        assert known["replica"] != struck[0] and known["transcript"][-1]["content"] == expected
+    wait_for_two(client, without=struck[0])
+
+
+def test_a_running_turn_is_migrated_and_its_stream_does_not_break(client: httpx.Client, expected: str):
+    moves = []
+
+    def migrate(replica: str) -> None:
+        moved = client.post("/v1/sessions/wanders/migrate")
+        assert moved.status_code == 200, moved.text
+        moves.append((moved.json()["from"], moved.json()["to"]))
+
+    got, _ = streamed(client, "wanders", migrate)
+    assert got == expected
+    ((source, target),) = moves
+    known = client.get("/v1/sessions/wanders").json()
+    assert source != target == known["replica"] and known["turns"][-1]["replica"] == target
+
+
+@pytest.mark.parametrize("what", ["directory", "host store"])
+def test_a_stream_goes_on_while_directory_or_host_store_restarts(client: httpx.Client, expected: str, what: str):
+    node = ray.get_runtime_context().get_node_id()
+    name = directory_name("dflash") if what == "directory" else store_name("dflash", node)
+    got, _ = streamed(
+        client, what.replace(" ", "-"), lambda replica: ray.kill(ray.get_actor(name, NAMESPACE), no_restart=False)
+    )
+    assert got == expected
+
+
+def test_a_session_deleted_in_mid_stream_is_unknown_at_once(client: httpx.Client):
+    body = {"messages": [COUNT], "stream": True, **LONG, "max_tokens": 3000}
+    with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": "dropped"}) as response:
+        lines = response.iter_lines()
+        for _ in range(9):
+            next(lines)
+        assert client.delete("/v1/sessions/dropped").status_code == 200
+        assert client.get("/v1/sessions/dropped").status_code == 404
+        assert client.post("/v1/sessions", json={"id": "dropped"}).status_code == 200, "its name is free"
+        rest = [line for line in lines if line.startswith("data: {")]
+    assert '"finish_reason":"abort"' in rest[-1] or "error" in rest[-1], rest[-1]

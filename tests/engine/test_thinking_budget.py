@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.engine.messages import Sampling, ThinkingBudget
+from deployment.engine.messages import Sampling, ThinkingBudget, Tokens
 from tests.engine.driving import Driver, models, prompt, seeded
 
 OPEN, END = 8189, 8190
@@ -78,7 +78,7 @@ def test_forced_ids_end_the_turn_like_others_and_were_certain():
     driver.steps()
     finished = driver.finished(turn)
     assert (finished.finish_reason, finished.stop_id, len(finished.token_ids)) == ("stop", END, 4)
-    logprobs = [entry for event in driver.of(turn) for entry in getattr(event, "logprobs", ())]
+    logprobs = [entry for event in driver.of(turn) if isinstance(event, Tokens) for entry in event.logprobs]
     assert [entry.token for entry in logprobs] == list(finished.token_ids)
     assert logprobs[3].logprob == 0.0 and logprobs[3].top == () and all(entry.top for entry in logprobs[:3])
     text = models("none").tokenizer.decode(finished.token_ids[1:4])

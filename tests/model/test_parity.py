@@ -7,7 +7,6 @@ block's residual for a prefill in one piece, in random chunks, and token by toke
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,9 @@ from safetensors.torch import save_file
 from deployment.engine.loading import stretched
 from kernels.moe import route
 from model.config import load_target_config
-from model.target import Columns, Target, TargetState
+from model.target import Target
 from model.weights import WeightFiles
+from tests.model.parity import Runner, distance, random_sizes, randomise
 
 VOCABULARY, HIDDEN, TOKENS = 48, 32, 90
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -89,19 +89,6 @@ def geometries(draw: st.DrawFn, moe: bool) -> dict[str, Any]:
     return geometry
 
 
-def randomise(module: torch.nn.Module, seed: int) -> None:
-    """Every parameter: initial values (norms of 0 or 1, dt_bias of 1) would hide what is done to them."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in module.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("A_log"):
-            parameter.data = noise * 0.5
-        elif parameter.dim() == 1:
-            parameter.data = parameter.data + noise * 0.3
-        else:
-            parameter.data = noise / parameter.shape[-1] ** 0.5
-
-
 def build(geometry: dict[str, Any]) -> Any:
     """transformers' model of that geometry, with random weights."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
@@ -121,46 +108,6 @@ def build(geometry: dict[str, Any]) -> Any:
 def load(directory: Path) -> Target:
     config = load_target_config(directory)
     return Target.load(WeightFiles.open(directory), config, config.vocab_size, torch.device("cpu"), torch.float32)
-
-
-class Runner:
-    """One sequence through a target, in chunks: logits and the residual after every block."""
-
-    def __init__(self, target: Target) -> None:
-        c = target.config
-        full, delta, pages = len(c.full_layers), len(c.gdn_layers), 3
-        self.target = target
-        self.position = 0
-        self.state = TargetState(
-            keys=torch.full((pages, full, 64, c.num_kv_heads, c.head_dim), float("nan")),
-            values=torch.full((pages, full, 64, c.num_kv_heads, c.head_dim), float("nan")),
-            recurrent=torch.zeros(1, delta, c.gdn_value_heads, c.gdn_key_dim, c.gdn_value_dim),
-            history=torch.zeros(1, delta, c.conv_channels, c.conv_kernel - 1),
-        )
-
-    def run(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        start, self.position = self.position, self.position + len(ids)
-        columns = Columns(
-            ids[None], torch.tensor([start]), torch.tensor([len(ids)]), torch.tensor([[2, 0, 1]]), torch.tensor([0])
-        )
-        forward = self.target.prefill(columns, self.state, tuple(range(self.target.config.num_layers)))
-        assert forward.features is not None
-        return self.target.logits(forward.hidden)[0], forward.features[0]
-
-    def chunks(self, ids: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = [self.run(piece) for piece in ids.split(sizes)]
-        return torch.cat([logits for logits, _ in parts]), torch.cat([features for _, features in parts])
-
-
-def random_sizes(total: int, seed: int) -> list[int]:
-    rng, sizes = random.Random(seed), []
-    while sum(sizes) < total:
-        sizes.append(min(rng.choice([1, 2, 7, 31, 64]), total - sum(sizes)))
-    return sizes
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
 
 
 def residuals_and_logits(theirs: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

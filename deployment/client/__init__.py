@@ -1,0 +1,36 @@
+"""A client of the HTTP interface (`docs/client.md`): turns whose streams survive a broken connection, and sessions."""
+
+from deployment.client.asynchronous import AsyncClient
+from deployment.client.errors import (
+    ClientError,
+    Conflict,
+    Contradiction,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Refusal,
+    ServerFault,
+    Unavailable,
+    UnexpectedAnswer,
+    Unreachable,
+)
+from deployment.client.events import (
+    Answer,
+    AnswerEvent,
+    Began,
+    Choice,
+    Ended,
+    Interrupted,
+    Resume,
+    Resumed,
+    Text,
+    Usage,
+)
+from deployment.client.synchronous import Client
+
+__all__ = [
+    "Answer", "AnswerEvent", "AsyncClient", "Began", "Choice", "Client", "ClientError", "Conflict", "Contradiction",
+    "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume", "Resumed",
+    "ServerFault", "Text", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
+]  # fmt: skip

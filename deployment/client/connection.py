@@ -1,0 +1,39 @@
+"""Where the server is, and whose requests they are: what both clients are made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+
+from deployment.client.calls import visible
+
+SILENT_SECONDS = 45.0
+"""A stream that sends nothing for so long is dead: the server sends a comment every 15 seconds."""
+
+CALL_SECONDS = 300.0
+"""For what is no stream: a large session takes a while to move or to export."""
+
+CONNECT_SECONDS = 10.0
+
+STREAM_TIMEOUT = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+CALL_TIMEOUT = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Server:
+    """`url` without `/v1`; `headers` of every request. ValueError for what no request could be made of."""
+
+    url: str
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, url: str, api_key: str | None) -> Server:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"url: {url!r} is none: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ValueError(f"url: must be http://HOST:PORT or https://HOST, got {url!r}")
+        headers = {} if api_key is None else {"authorization": f"Bearer {visible('api_key', api_key)}"}
+        return cls(url.rstrip("/").removesuffix("/v1"), headers)

@@ -1,0 +1,272 @@
+"""The directory as a Ray actor: one for each application, on the head node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from deployment.cluster.fleet import Fleet, Load
+from deployment.cluster.names import GcsValues, remove_other_versions, versioned
+from deployment.cluster.serve_states import STOPPING, serve_replicas
+from deployment.ownership.directory import Directory
+from deployment.ownership.messages import (
+    Claim,
+    Drain,
+    Ends,
+    Found,
+    FromOwner,
+    Grant,
+    Held,
+    Join,
+    Joined,
+    Lost,
+    Moved,
+    Offer,
+    Placed,
+    Silent,
+    Taken,
+    Wait,
+)
+from deployment.ownership.registry import Registry
+from deployment.ownership.words import Member, Order, SessionKey
+from deployment.stores import open_store
+from state.durable import DurableTier
+from state.errors import StateError
+
+WATCH_SECONDS = 0.5
+"""How often nodes and silent replicas are looked after."""
+
+MISSED_SECONDS = 1.5
+"""A replica that has not renewed for so long is asked whether it is still there."""
+
+MAIL_SECONDS = 1.0
+"""How long a renewal waits for something to say: a replica renews every second."""
+
+PROBE_SECONDS = 2.0
+SCAN_SECONDS = 5.0
+SWEEP_SECONDS = 3600.0
+
+Mail = Grant | Join | Offer | Moved | Drain
+
+log = logging.getLogger("ray.serve")
+
+
+class Replica:
+    """A replica as the directory knows it: how to ask whether its process is there, and what it must be told."""
+
+    def __init__(self, handle: Any, now: float) -> None:
+        self.handle = handle
+        self.renewed = now
+        self.mail: dict[tuple[type, SessionKey | None], Mail] = {}
+        self.has_mail = asyncio.Event()
+        self.probe: asyncio.Task[None] | None = None
+
+    def tell(self, message: Mail) -> None:
+        """With the next answer to a renewal. What was said of the same thing before says nothing any more."""
+        self.mail[type(message), None if isinstance(message, Drain) else message.key] = message
+        self.has_mail.set()
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=10_000)  # pyright: ignore[reportCallIssue]
+class DirectoryActor:
+    """See `Directory`. Replicas get what it has to say as answers to their renewals."""
+
+    def __init__(self, app: str, durable: str | None = None) -> None:
+        """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
+        self._app = app
+        self._durable = durable
+        self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
+        self._replicas: dict[str, Replica] = {}
+        self._fleet = Fleet()
+        self._stopping: set[str] = set()
+        self._alone = False
+        self._watching: asyncio.Task[None] | None = None
+        # A constructor has no event loop, and after a restart nobody might call for long.
+        ray.get_runtime_context().current_actor.watch.remote()
+
+    # -------------------------------------------------------------------------------------------- host stores
+
+    async def store_here(self, member: Member, index: Sequence[Ends]) -> bool:
+        counts = self._directory.store_here(member, index, time.monotonic())
+        self._reconcile()
+        return counts
+
+    async def store_alive(self, member: Member) -> bool:
+        return self._directory.store_alive(member, time.monotonic())
+
+    # -------------------------------------------------------------------------------------------- replicas
+
+    async def renew(
+        self, replica: str, node: str, handle: Any, reports: Sequence[Held | Grant], load: Load
+    ) -> list[Mail]:
+        """A replica's lease. Answers when there is something to say, or after `MAIL_SECONDS`."""
+        now = time.monotonic()
+        known = self._replicas.setdefault(replica, Replica(handle, now))
+        known.renewed = now
+        self._fleet.renewed(replica, load, now)
+        self._directory.renew(replica, node, reports, now)
+        self._reconcile()
+        if not known.mail:
+            known.has_mail.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(known.has_mail.wait(), MAIL_SECONDS)
+        mail = list(known.mail.values())
+        known.mail.clear()
+        return mail
+
+    async def claim(self, claim: Claim) -> Grant | Taken | Wait | Lost:
+        answer = self._directory.claim(claim, time.monotonic())
+        self._reconcile()
+        return answer
+
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        """True: what an owner says was heard."""
+        now = time.monotonic()
+        for message in messages:
+            match message:
+                case Held():
+                    self._directory.hold(message)
+                case Silent():
+                    self._directory.silence(message, now)
+                case Found():
+                    self._directory.found(message, now)
+                case Joined():
+                    self._directory.joined(message, now)
+        self._reconcile()
+        return True
+
+    async def relay(self, replica: str, message: Offer | Moved) -> None:
+        """One replica's word to another one, which may be beyond Serve's reach because it is about to go."""
+        known = self._replicas.get(replica)
+        if known is not None:
+            known.tell(message)
+
+    async def suspect(self, replica: str) -> bool:
+        """Somebody's call to a replica has failed. Whether it is gone, as its own node says."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return False
+        await self._probe(replica, known)
+        return replica not in self._replicas
+
+    # -------------------------------------------------------------------------------------------- questions
+
+    async def locate(self, key: SessionKey) -> Placed | Wait | None:
+        return self._directory.locate(key, time.monotonic())
+
+    async def sessions(self, tenant: str) -> tuple[Placed, ...]:
+        return self._directory.sessions(tenant, time.monotonic())
+
+    async def staying(self, beside: str) -> tuple[str, ...]:
+        """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
+        await self._look_at_serve()
+        return self._fleet.staying(time.monotonic(), beside)
+
+    async def with_room(self, beside: str) -> str | None:
+        """A replica, other than `beside`, where a turn would begin at once."""
+        return self._fleet.with_room(beside, time.monotonic())
+
+    async def is_stopping(self, replica: str) -> bool:
+        """Whether Serve is ending a replica of the application, an ingress included."""
+        return replica in self._stopping
+
+    # -------------------------------------------------------------------------------------------- watching
+
+    def _reconcile(self) -> None:
+        for replica, message in self._directory.reconcile(time.monotonic()):
+            known = self._replicas.get(replica)
+            if known is not None:
+                known.tell(message)
+
+    async def watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._keep_watching())
+            self._scanning = asyncio.create_task(self._scan_durable())
+            self._looking = asyncio.create_task(self._keep_looking_at_serve())
+
+    async def _scan_durable(self) -> None:
+        """Which sessions the durable tier has, once; and now and then what nothing needs there any more goes."""
+        ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
+        while ids is None:
+            try:
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
+            except StateError as error:
+                log.warning("the durable tier cannot be read, and is tried again: %s", error)
+                await asyncio.sleep(SCAN_SECONDS)
+        self._directory.durable_ids(ids)
+        while self._durable is not None:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                log.info("the durable tier was swept: %s", swept)
+            except StateError as error:
+                log.warning("the durable tier could not be swept: %s", error)
+
+    async def _keep_watching(self) -> None:
+        while True:
+            try:
+                await self._look_around()
+            except Exception:  # a question to the GCS that failed is asked again
+                log.exception("the directory could not look after its nodes")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _look_around(self) -> None:
+        nodes: Any = await asyncio.to_thread(ray.nodes)
+        for node in nodes:
+            if not node["Alive"]:
+                self._directory.node_died(node["NodeID"])
+        now = time.monotonic()
+        for replica, known in list(self._replicas.items()):
+            if now - known.renewed > MISSED_SECONDS and (known.probe is None or known.probe.done()):
+                known.probe = asyncio.create_task(self._probe(replica, known))
+        self._reconcile()
+
+    async def _keep_looking_at_serve(self) -> None:
+        while True:
+            try:
+                await self._look_at_serve()
+            except Exception:  # the next look may see more
+                log.exception("the directory could not look after the application's replicas")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _look_at_serve(self) -> None:
+        replicas = await serve_replicas(self._app)
+        if replicas is None:
+            return
+        self._stopping = {one.replica for one in replicas if one.state == STOPPING}
+        self._fleet.look(replicas)
+        for replica, drain in self._fleet.drains(time.monotonic()):
+            self._replicas[replica].tell(drain)
+        if not self._alone and self._fleet.has_all(replicas):
+            self._alone = True
+            ended = await asyncio.to_thread(remove_other_versions, self._app)
+            if ended:
+                log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
+
+    async def _probe(self, replica: str, known: Replica) -> None:
+        """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""
+        try:
+            await asyncio.wait_for(known.handle.__ray_ready__.remote(), PROBE_SECONDS)
+        except RayActorError:
+            self._replicas.pop(replica, None)
+            self._fleet.gone(replica)
+            self._directory.replica_exited(replica)
+            self._reconcile()
+        except TimeoutError:
+            pass
+
+
+def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
+    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+
+
+def _tier(place: str) -> DurableTier:
+    """For reading names and sweeping: nothing is published with it."""
+    return DurableTier(open_store(place), 0, lambda document: None)

@@ -1,0 +1,86 @@
+"""What are an application's detached actors called, and how are they found and removed?
+
+Names carry the application and the protocol's version, so that several applications share a cluster and a new version
+never talks to an old one's actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+
+PROTOCOL = 3
+NAMESPACE = "dflash-serve"
+END_SECONDS = 5.0
+
+
+def directory_name(app: str) -> str:
+    return f"{_prefix(app)}directory"
+
+
+def store_name(app: str, node: str) -> str:
+    return f"{_prefix(app)}host-store/{node}"
+
+
+def versioned(app: str) -> str:
+    """Whose arenas and registry entries are: what another version still writes is not this one's to attach or to wait
+    for. To a new version the cluster is a new one."""
+    return f"{app}/v{PROTOCOL}"
+
+
+def named_actor(name: str) -> Any:
+    """Raises ValueError if there is none."""
+    return ray.get_actor(name, NAMESPACE)
+
+
+def remove(app: str) -> int:
+    """Ends all detached actors of an application, of every protocol version. Returns how many there were."""
+    return _end(_actors(app))
+
+
+def remove_other_versions(app: str) -> int:
+    """Ends those of every protocol version but this one. What their stores held is what the durable tier has of it."""
+    return _end([name for name in _actors(app) if not name.startswith(_prefix(app))])
+
+
+def _actors(app: str) -> list[str]:
+    # With all namespaces, Ray gives dictionaries instead of names.
+    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return [name for name in names if name.startswith(f"{app}/v")]
+
+
+def _end(names: list[str]) -> int:
+    """Returns how many there were."""
+    # The directory first: nobody should hear of stores that go one after the other.
+    for name in sorted(names):
+        with contextlib.suppress(ValueError):  # it went meanwhile
+            actor = ray.get_actor(name, NAMESPACE)
+            if "/host-store/" in name:
+                _let_go(actor)
+            ray.kill(actor)
+    return len(names)
+
+
+def _let_go(store: Any) -> None:
+    """What a store holds in shared memory would outlive its process. One that does not answer is left to `sweep`."""
+    with contextlib.suppress(RayError, AttributeError):
+        ray.get(store.end.remote(), timeout=END_SECONDS)
+
+
+def _prefix(app: str) -> str:
+    return f"{versioned(app)}/"
+
+
+class GcsValues:
+    """`KeyValues` in Ray's GCS, which lives as long as the cluster's head."""
+
+    def add(self, name: str, value: bytes) -> bool:
+        return not internal_kv._internal_kv_put(name, value, overwrite=False)
+
+    def names(self, prefix: str) -> list[str]:
+        return [key.decode() for key in internal_kv._internal_kv_list(prefix)]

@@ -1,0 +1,167 @@
+"""A replica's way to directory, host stores and other replicas, as Ray calls. One that fails is one that was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mail
+from deployment.cluster.fleet import Load
+from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
+from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
+from deployment.ownership.messages import (
+    Claim,
+    FromDirectory,
+    FromOwner,
+    FromStore,
+    Grant,
+    Held,
+    Image,
+    Moved,
+    Offer,
+    Placed,
+    ToStore,
+    Wait,
+)
+from deployment.ownership.words import Member, SessionKey
+from state.arena_file import SHARED_MEMORY
+
+CALL_SECONDS = 4.0
+"""Below the time after which a silent store is given up, so that it is asked more than once."""
+
+log = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+
+def start_directory(app: str, durable: str | None = None) -> Any:
+    """The application's directory: the one that is there, or a new one on the head node. See `DirectoryActor`."""
+    return DirectoryActor.options(  # pyright: ignore[reportAttributeAccessIssue]
+        name=directory_name(app),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        resources={"node:__internal_head__": 0.001},
+    ).remote(app, durable)
+
+
+def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> Any:
+    """The store of this process's own node: the one that is there, or a new one."""
+    node = ray.get_runtime_context().get_node_id()
+    return HostStoreActor.options(  # pyright: ignore[reportAttributeAccessIssue]
+        name=store_name(app, node),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    ).remote(app, size, directory)
+
+
+class Cluster:
+    """What every process may ask: where sessions are, and what stores hold of them."""
+
+    def __init__(self, app: str, durable: str | None = None) -> None:
+        self._app = app
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self.directory = start_directory(app, durable)
+
+    async def locate(self, key: SessionKey) -> Placed | Wait | None:
+        """Raises `RayError` and TimeoutError while the directory is being started again."""
+        return await asyncio.wait_for(_awaited(self.directory.locate.remote(key)), CALL_SECONDS)
+
+    async def sessions(self, tenant: str) -> tuple[Placed, ...]:
+        return await asyncio.wait_for(_awaited(self.directory.sessions.remote(tenant)), CALL_SECONDS)
+
+    async def suspect(self, replica: str) -> None:
+        """A call to a replica has failed: the directory finds out whether it is gone."""
+        await self.answered(self.directory.suspect.remote(replica), "suspect")
+
+    async def staying(self, beside: str) -> tuple[str, ...]:
+        """Replicas that may be given sessions, but for `beside`; none while nobody knows."""
+        return await self.answered(self.directory.staying.remote(beside), "question for replicas that stay") or ()
+
+    async def with_room(self, beside: str) -> str | None:
+        """A replica, other than `beside`, where a turn would begin at once, if one is known."""
+        return await self.answered(self.directory.with_room.remote(beside), "question for a replica with room")
+
+    async def is_stopping(self, replica: str) -> bool:
+        """Whether Serve is known to be ending a replica."""
+        return bool(await self.answered(self.directory.is_stopping.remote(replica), "question for a replica's state"))
+
+    async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
+        """What a store holds of a session, oldest first; nothing if it does not answer."""
+        try:
+            store = await asyncio.to_thread(named_actor, store_name(self._app, member.node))
+        except ValueError:
+            return ()
+        return await self.answered(store.images.remote(key), f"question to {member}") or ()
+
+    async def image(self, member: Member, image: Image, key: SessionKey) -> bytes:
+        """Raises `StateError` if it is not held any more; `RayError`, TimeoutError and ValueError if nobody answers."""
+        _, document = await fetch_image(self._app, member, key, image.order)
+        return document
+
+    async def answered(self, answer: Awaitable[T], what: str) -> T | None:
+        try:
+            return await asyncio.wait_for(_awaited(answer), CALL_SECONDS)
+        except (RayError, TimeoutError) as error:
+            log.info("%s was not answered: %r", what, error)
+            return None
+
+
+class RayTransport:
+    """See `Transport`. `load`: that of this replica now, for the directory."""
+
+    def __init__(self, cluster: Cluster, app: str, replica: str, load: Callable[[], Load]) -> None:
+        self._cluster = cluster
+        self._app = app
+        self._replica = replica
+        self._load = load
+        self._me = ray.get_runtime_context().current_actor
+        self._stores: dict[str, Any] = {}
+
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
+        answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports, self._load())
+        return await self._cluster.answered(answer, "renewal")
+
+    async def claim(self, claim: Claim) -> FromDirectory | None:
+        return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
+
+    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
+
+    async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
+        try:
+            store = self._stores.get(member.node)
+            if store is None:
+                store = await asyncio.to_thread(named_actor, store_name(self._app, member.node))
+                self._stores[member.node] = store
+        except ValueError:  # it died with its node
+            return None
+        answers: Sequence[FromStore] | None
+        answers = await self._cluster.answered(store.answer.remote(member, messages), f"question to {member}")
+        if answers is None:
+            self._stores.pop(member.node, None)
+        return answers
+
+    async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
+        what = f"word to replica {replica} of session {message.key}"
+        await self._cluster.answered(self._directory.relay.remote(replica, message), what)
+
+    @property
+    def _directory(self) -> Any:
+        return self._cluster.directory
+
+
+assert MAIL_SECONDS < CALL_SECONDS
+
+
+async def _awaited(answer: Awaitable[T]) -> T:
+    return await answer

@@ -1,0 +1,156 @@
+"""A replica's way to the durable tier: its sessions go there at each turn's end, and come from there when no copy that
+counts is left anywhere else.
+
+The state of such a session may be older than what was published. It may be used where nothing was published since, as
+in a new cluster (`continues`); or where a full history says what was; or where the client accepts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from deployment.cluster.names import GcsValues, versioned
+from deployment.engine.durability import open_tier
+from deployment.engine.errors import EngineError
+from deployment.engine.messages import Publish, Stored
+from deployment.engine.service import EngineService
+from deployment.ownership.registry import KeyValues, Registry
+from deployment.ownership.words import Epoch, Order, SessionKey
+from deployment.session import Session
+from state.durable import DurableTier
+from state.errors import StateError
+from state.names import key_digest
+from state.publication_policy import PublicationPolicy
+
+IDLE_CHECK_SECONDS = 1.0
+
+log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A session in the durable tier, whose segments stay there while this is held. `continues`: nothing that was
+    published can be missing in it."""
+
+    order: Order
+    document: bytes
+    continues: bool
+
+
+class DurableCopies:
+    """Does nothing where `place` is None."""
+
+    def __init__(
+        self,
+        app: str,
+        service: EngineService,
+        place: str | None,
+        budget: int,
+        values: KeyValues | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises StateError for a place that cannot be opened."""
+        self._app = app
+        self._service = service
+        self._tier: DurableTier | None = open_tier(place, budget) if place is not None else None
+        self._values = values
+        self._clock = clock
+        self._policy = PublicationPolicy()
+        self._frontiers: dict[tuple[SessionKey, Order], int] = {}
+
+    def start(self) -> None:
+        """From the replica's event loop."""
+        if self._tier is not None:
+            self._service.when_stored(self._stored)
+
+    # -------------------------------------------------------------------------------------------- there
+
+    def turn_began(self, key: SessionKey) -> None:
+        self._policy.turn_began(key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """Its record and ledger go there now; its state, where that is due."""
+        if self._tier is not None:
+            due = self._policy.turn_ended(session.key, session.frontier, self._clock())
+            await self._publish(session, record_alone=not due)
+
+    async def publish_idle(self, held: Callable[[SessionKey], Session | None]) -> None:
+        """The state of sessions that rest. To be called every second."""
+        for key in self._policy.due(self._clock()):
+            session = held(key)
+            if session is None:
+                self._policy.forget(key)
+            elif session.free:
+                await self._publish(session, record_alone=False)
+                self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while
+
+    async def delete(self, key: SessionKey, epoch: Epoch) -> None:
+        """Raises StateError if the store fails: then the session may come back from there."""
+        self._policy.forget(key)
+        if self._tier is not None:
+            await asyncio.to_thread(self._tier.delete, key, epoch)
+
+    def forget(self, key: SessionKey) -> None:
+        """Another replica has the session now."""
+        self._policy.forget(key)
+
+    async def _publish(self, session: Session, record_alone: bool) -> None:
+        order = Order(session.epoch, session.order)
+        if not record_alone:
+            self._frontiers[session.key, order] = session.frontier
+        publish = Publish(
+            secrets.token_hex(8), session.engine_id, session.key, order, session.record(), session.foreign, record_alone
+        )
+        try:
+            await self._service.call(publish)
+        except EngineError as error:
+            self._frontiers.pop((session.key, order), None)
+            log.warning("session %s was not made durable: %s", session.key, error)
+
+    def _stored(self, event: Stored) -> None:
+        frontier = self._frontiers.pop((event.key, event.order), None)
+        if frontier is not None and event.outcome == "published" and event.payload:
+            self._policy.written(event.key, frontier)
+
+    # -------------------------------------------------------------------------------------------- and back
+
+    @asynccontextmanager
+    async def found(self, key: SessionKey) -> AsyncGenerator[Found | None, None]:
+        """The newest whole publication; None if there is none, or the store cannot say."""
+        if self._tier is None:
+            yield None
+            return
+        reading = self._tier.reading(key)
+        try:
+            opened = await asyncio.to_thread(reading.__enter__)
+        except StateError as error:
+            log.warning("the durable tier cannot be read: %s", error)
+            yield None
+            return
+        try:
+            if opened is None:
+                yield None
+            else:
+                order = opened.publication.order
+                yield Found(order, opened.document, await asyncio.to_thread(self._continues, key, order))
+        finally:
+            await asyncio.to_thread(reading.__exit__, None, None, None)
+
+    async def taken(self, key: SessionKey) -> None:
+        """A session was brought back, and turns may follow: what lies in the tier is not the newest for ever."""
+        await asyncio.to_thread(self._registry.note_restored, key_digest(key))
+
+    def _continues(self, key: SessionKey, order: Order) -> bool:
+        """Of a session that this cluster never had, nothing can have been published since."""
+        registry = self._registry
+        return order.epoch.incarnation < registry.first_incarnation() and not registry.was_restored(key_digest(key))
+
+    @property
+    def _registry(self) -> Registry:
+        return Registry(GcsValues() if self._values is None else self._values, versioned(self._app))

@@ -1,0 +1,218 @@
+"""One stream of a turn's events, whatever becomes of the replica that runs it.
+
+A turn of a session is in its log: whoever owns the session next goes on with it, and is asked for what comes after the
+event that was had last. A turn without one has no log: its rounds are kept here, and given to another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from ray.exceptions import RayActorError
+
+from deployment.cluster.transport import Cluster
+from deployment.engine.messages import Round
+from deployment.errors import Refused, RequestError, turn_not_kept
+from deployment.event_ids import EventId, parse_event_id
+from deployment.ownership.messages import Placed
+from deployment.ownership.words import SessionKey
+from deployment.replica_calls import Replicas
+from deployment.session_api import located
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
+
+GIVE_UP_SECONDS = 60.0
+"""How long a turn is looked for that no replica tells anything of."""
+
+AGAIN_SECONDS = 0.1
+
+Events = AsyncGenerator[Told, None]
+
+
+@dataclass
+class _Reader:
+    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
+    are over; `replica`: who told the last of it; `draws`: the turn's seed; `sent_to`: who should be asked next, by the
+    word of the one that was asked before."""
+
+    after: str | None = None
+    replica: str | None = None
+    draws: int | None = None
+    began: bool = False
+    closed: set[int] = field(default_factory=set)
+    rounds: dict[int, list[Round]] = field(default_factory=dict)
+    heard: float = field(default_factory=time.monotonic)
+    sent_to: NotHere | None = None
+
+    def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
+        sent, self.sent_to = self.sent_to, None
+        if sent is None or sent.owner is None:
+            return Route(affinity, owner, placement)
+        return Route(affinity, sent.owner, placement, sent_on=sent.full)
+
+    def take(self, told: Told) -> bool:
+        """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
+        without a log all that was told before."""
+        self.heard = time.monotonic()
+        if isinstance(told.event, Opened):
+            self.replica = told.event.replica
+            self.draws = told.event.seed
+            if self.began:
+                return False
+            self.began = True
+        elif isinstance(told.event, Delta):
+            rounds = self.rounds.setdefault(told.event.choice, [])
+            if told.event.position <= _published(rounds):
+                return False  # who goes on tells what was told before
+            self.after = told.id
+            rounds.extend(told.event.rounds)
+        elif isinstance(told.event, Closed):
+            if told.event.choice in self.closed:
+                return False  # it ended before the replica that ran the others was lost
+            self.closed.add(told.event.choice)
+        return True
+
+    @property
+    def seen(self) -> EventId | None:
+        return parse_event_id(self.after, "after") if self.after else None
+
+
+class LastingStream:
+    def __init__(self, replicas: Replicas, cluster: Cluster) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+
+    async def taken(self, turn: TurnRequest) -> Events:
+        """Events of a turn, from its first to its last. A refusal is an event."""
+        reader = _Reader()
+        while True:
+            try:
+                if turn.key is not None and reader.began:
+                    events = self.followed(turn.key, turn.turn, reader.seen, None, reader)
+                elif turn.key is not None:
+                    events = self._begun(turn, turn.key, reader)
+                else:
+                    events = self._without_log(turn, reader)
+                async with aclosing(events):
+                    async for told in events:
+                        yield told
+                return
+            except RequestError as error:
+                yield Told("", error.refused)
+                return
+            except _Lost:
+                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                    yield _lost()
+                    return
+                if reader.sent_to is None:
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+    async def followed(
+        self, key: SessionKey, turn: str, after: EventId | None, placement: Placed | None, reader: _Reader | None = None
+    ) -> Events:
+        """A session's turn, running or over: its first event, and all after `after`."""
+        reader = _Reader(after=str(after) if after else None) if reader is None else reader
+        while True:
+            if reader.sent_to is not None and reader.sent_to.owner is not None:
+                route = reader.route(str(key), None, None)
+            else:
+                placement = placement or await located(self._cluster, key)
+                if placement is None:
+                    raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
+                route = reader.route(str(key), placement.owner, placement)
+            try:
+                async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
+                    async for told in events:
+                        yield told
+                return
+            except _Lost:
+                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                    yield _lost()
+                    return
+            placement = None
+            if reader.sent_to is None:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
+        placement = await located(self._cluster, key)
+        route = reader.route(str(key), placement.owner if placement else None, placement)
+        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+            async for told in events:
+                yield told
+
+    async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
+        """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
+        rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
+        route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
+        turn = replace(turn, resumed=rounds, draws=reader.draws)
+        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+            async for told in events:
+                yield told
+
+    async def _told(self, route: Route, reader: _Reader, method: str, *args: object) -> Events:
+        """What the replica that is asked tells, or the one that it names. `_Lost` where there is more to come, but not
+        from there."""
+        where: Elsewhere | None = None
+        try:
+            async with aclosing(self._replicas.told(method, route, *args)) as answers:
+                async for answer in answers:
+                    if isinstance(answer, Elsewhere):
+                        where = answer
+                    elif isinstance(answer, NotHere):
+                        reader.sent_to = answer
+                        raise _Lost
+                    elif isinstance(answer.event, Moved):
+                        reader.sent_to = NotHere("", answer.event.owner)
+                        raise _Lost
+                    elif reader.take(answer):
+                        yield answer
+        except RayActorError:
+            await self._replicas.lost(route.replica or reader.replica)
+            raise _Lost from None
+        if where is not None:
+            async with aclosing(self._kept(where, route, reader)) as events:
+                async for told in events:
+                    yield told
+
+    async def _kept(self, where: Elsewhere, route: Route, reader: _Reader) -> Events:
+        key = route.placement.key if route.placement is not None else None
+        named = Route(route.affinity, where.replica)
+        try:
+            async with aclosing(
+                self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
+            ) as answers:
+                async for answer in answers:
+                    if not isinstance(answer, Told):
+                        raise turn_not_kept(where.turn)
+                    if reader.take(answer):
+                        yield answer
+        except RayActorError:
+            raise turn_not_kept(where.turn) from None
+
+
+class _Lost(Exception):
+    """The rest of the turn is to be had elsewhere."""
+
+
+def _published(rounds: Sequence[Round]) -> int:
+    """The ledger position after the last id that was published with these rounds; 0: none was."""
+    if not rounds:
+        return 0
+    last = rounds[-1]
+    return last.start + len(last.token_ids) - last.held_back
+
+
+def _affinity(turn: TurnRequest) -> str:
+    """What the replica is chosen by where no session's owner is known. The same key finds the replica that runs its
+    turn; the same hint finds state."""
+    if turn.idempotency_key is not None:
+        return f"key/{turn.tenant}/{turn.idempotency_key}"
+    return f"hint/{turn.tenant}/{turn.hint}" if turn.hint is not None else turn.turn
+
+
+def _lost() -> Told:
+    message = "the replica that ran this turn is gone, and none goes on with it; what was committed is kept"
+    return Told("", Refused(503, "replica_lost", message))

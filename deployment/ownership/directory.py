@@ -1,0 +1,359 @@
+"""The directory: which replica may become a session's owner, and which stores should hold its copies.
+
+Soft state. What it says is never what keeps two owners apart, which the stores' seals do; it knows where sessions are,
+decides when others may take over, and gives out epochs that only rise. It is built again from what stores and replicas
+tell it, under a higher incarnation. The shell calls `reconcile` after every message and every second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from deployment.ownership.liveness import Liveness
+from deployment.ownership.messages import (
+    Claim,
+    Ends,
+    Found,
+    Grant,
+    Held,
+    Join,
+    Joined,
+    Lost,
+    Placed,
+    Silent,
+    Taken,
+    Wait,
+)
+from deployment.ownership.registry import Registry
+from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, Named, Order, SessionKey
+
+COPIES = 2
+REPEAT_SECONDS = 1.0
+"""Until an answer shows that a message came."""
+
+
+@dataclass
+class _Session:
+    """`named`: the last set that is known; `tenure`: the machine that writes it, once it has said so.
+
+    `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
+    remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
+    there. `barren`: no copy that counts is left. `begins`: it began anew under that epoch, and what is
+    older is another session's. `sent`: when it was last looked after.
+    """
+
+    named: Named | None = None
+    tenure: str | None = None
+    pending: Grant | None = None
+    given: bool = False
+    end: Order = NOTHING
+    deleted: Epoch | None = None
+    barren: bool = False
+    begins: Epoch = NEVER
+    sent: float = float("-inf")
+
+    @property
+    def epoch(self) -> Epoch:
+        return max(self.named.epoch if self.named else NEVER, self.pending.epoch if self.pending else NEVER)
+
+    @property
+    def gone(self) -> bool:
+        """Deleted, and nobody was granted it since who may have made it anew."""
+        return self.deleted is not None and self.epoch <= self.deleted
+
+    @property
+    def owner(self) -> str | None:
+        if self.pending is not None and not self.given:
+            return self.pending.replica
+        return self.named.owner if self.named else None
+
+    def ends_at(self, end: Order, deleted: Epoch | None) -> None:
+        """Somebody's log goes as far as that. Late news of a shorter one says nothing."""
+        if end >= self.end:
+            self.end, self.deleted = end, deleted
+
+    @property
+    def suspects(self) -> tuple[Member, ...]:
+        """All stores that may hold what was published."""
+        named = self.named.members if self.named else ()
+        pending = (*self.pending.previous, *self.pending.members) if self.pending else ()
+        return tuple(dict.fromkeys((*named, *pending)))
+
+
+class Directory:
+    """All sessions of one application. Times are of a monotonic clock; `unix` seconds only make the incarnation."""
+
+    def __init__(self, registry: Registry, unix: float, now: float) -> None:
+        self._registry = registry
+        self.incarnation = registry.next_incarnation(unix)
+        self._void = set(registry.void())
+        self._unheard = set(registry.stores())
+        self._counter = 0
+        self._sessions: dict[SessionKey, _Session] = {}
+        self._live = Liveness(now)
+        self._durable_ids_known = False
+
+    # -------------------------------------------------------------------------------------------- who is there
+
+    def store_here(self, member: Member, index: Iterable[Ends], now: float) -> bool:
+        """A store tells all that it holds. False: it is void, and must begin again with a fresh arena."""
+        if self._live.is_dead(member.node):
+            self._make_void(member)
+        if not self._registry.may_count(member):
+            return False
+        for older in self._registry.stores():
+            if older.node == member.node and older != member:
+                self._make_void(older)
+        self._unheard.discard(member)
+        self._live.store_heard(member, now)
+        for ends in index:
+            self._learn(ends)
+        return True
+
+    def store_alive(self, member: Member, now: float) -> bool:
+        """A store says that it is there. False: it must tell what it holds (`store_here`)."""
+        if not self._live.has_heard(member):
+            return False
+        self._live.store_heard(member, now)
+        return True
+
+    def renew(self, replica: str, node: str, reports: Iterable[Held | Grant], now: float) -> None:
+        """A replica's lease, what it owns, and which grants it acts upon, be they of an earlier directory."""
+        self._live.renewed(replica, node, now)
+        for report in reports:
+            if isinstance(report, Held):
+                self.hold(report)
+            elif report.epoch > (session := self._sessions.setdefault(report.key, _Session())).epoch:
+                session.pending, session.sent = report, now
+                if report.named is not None and (session.named is None or report.named.epoch > session.named.epoch):
+                    session.named, session.tenure = report.named, None
+
+    def replica_exited(self, replica: str) -> None:
+        self._live.exited(replica)
+
+    def node_died(self, node: str) -> None:
+        self._live.node_died(node)
+        for member in self._registry.stores():
+            if member.node == node:
+                self._make_void(member)
+
+    def durable_ids(self, ids: Iterable[tuple[SessionKey, Order]]) -> None:
+        """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
+        order under which it was last written there. A tombstone that is older is not theirs."""
+        for key, order in ids:
+            self._sessions.setdefault(key, _Session()).ends_at(order, None)
+        self._durable_ids_known = True
+
+    # -------------------------------------------------------------------------------------------- questions
+
+    def locate(self, key: SessionKey, now: float) -> Placed | Wait | None:
+        """None: there is no such session. Never that while somebody who might know has not answered."""
+        session = self._sessions.get(key)
+        if session is None or session.gone:
+            return Wait(key, REPEAT_SECONDS) if session is None and self._may_exist() else None
+        return self._placed(key, session, now)
+
+    def sessions(self, tenant: str, now: float) -> tuple[Placed, ...]:
+        mine = ((key, session) for key, session in self._sessions.items() if key.tenant == tenant)
+        return tuple(self._placed(key, session, now) for key, session in mine if not session.gone)
+
+    def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
+        """A replica wants to become a session's owner."""
+        self._live.renewed(claim.replica, claim.node, now)
+        key, session = claim.key, self._sessions.get(claim.key)
+        if session is None:
+            return Wait(key, REPEAT_SECONDS) if self._may_exist() else self._begin(claim, now)
+        if self._unheard.intersection(session.suspects) or (session.named is None and self._unheard):
+            return Wait(key, REPEAT_SECONDS)
+        given = claim.given is not None and session.named is not None and claim.given == session.named.epoch
+        owner = session.owner
+        if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
+            return Taken(key, owner)
+        if not self._counting(session.suspects) or session.barren:
+            return self._begin(claim, now, anew=True) if claim.anew or session.gone else Lost(key)
+        session.given = given and owner != claim.replica
+        return self._grant(key, session, claim.replica, claim.tenure, self._best_set(session), now)
+
+    # -------------------------------------------------------------------------------------------- owners
+
+    def hold(self, held: Held) -> None:
+        session = self._sessions.setdefault(held.key, _Session())
+        if held.epoch < max(session.named.epoch if session.named else NEVER, session.begins):
+            return
+        session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
+        session.ends_at(held.end, held.deleted)
+        session.barren = False
+        if session.pending is not None and session.pending.epoch <= held.epoch:
+            session.pending, session.given = None, False
+
+    def silence(self, silent: Silent, now: float) -> None:
+        """An owner hears nothing of a store: it is given up, and others are granted."""
+        session = self._sessions.get(silent.key)
+        if session is None or silent.epoch < (session.named.epoch if session.named else NEVER):
+            return
+        if silent.member not in self._void:
+            self._give_up(silent.member)
+            return
+        pending, named = session.pending, session.named
+        theirs = named is not None and silent.epoch == named.epoch and session.tenure is not None
+        if theirs and pending is not None and pending.tenure != session.tenure:
+            session.pending, session.given = None, False  # whoever it was offered to has not taken it
+        if session.pending is None or silent.member in (*session.pending.previous, *session.pending.members):
+            self._grant_again(silent.key, session, now)
+        else:
+            session.sent = float("-inf")
+
+    def found(self, found: Found, now: float) -> None:
+        """What a replica saw when it sealed: a later set than we knew, or that nothing is left."""
+        session = self._sessions.get(found.key)
+        if session is None or session.pending is None or found.epoch != session.pending.epoch:
+            return
+        if found.named is not None and (session.named is None or found.named.epoch > session.named.epoch):
+            session.named, session.tenure = found.named, None
+        if found.barren:
+            session.pending, session.given, session.barren = None, False, True
+        else:
+            self._grant_again(found.key, session, now)
+
+    def joined(self, joined: Joined, now: float) -> None:
+        session = self._sessions.get(joined.key)
+        if session is None or session.named is None or joined.epoch != session.named.epoch or session.pending:
+            return
+        if session.tenure is not None and not self._void.intersection(joined.members):
+            self._grant(joined.key, session, session.named.owner, session.tenure, joined.members, now)
+            session.sent = float("-inf")
+
+    # -------------------------------------------------------------------------------------------- what follows
+
+    def reconcile(self, now: float) -> list[tuple[str, Grant | Join]]:
+        """What replicas must be told now, again where nothing shows that they heard it."""
+        for member in self._live.silent_stores(now):
+            self._give_up(member)
+        messages: list[tuple[str, Grant | Join]] = []
+        for key, session in self._sessions.items():
+            if session.gone or now - session.sent < REPEAT_SECONDS:
+                continue
+            if self._stands_on_void(session):
+                self._grant_again(key, session, now)
+            message = session.pending or self._wanted_join(key, session, now)
+            replica = session.pending.replica if session.pending else session.owner
+            session.sent = now
+            if message is not None and replica is not None and self._live.may_act(replica, now):
+                messages.append((replica, message))
+        return messages
+
+    def _stands_on_void(self, session: _Session) -> bool:
+        """Whether what holds now names a store that counts for nothing, while others still count."""
+        if session.pending is not None:
+            current = (*session.pending.previous, *session.pending.members)
+        else:
+            current = session.named.members if session.named else ()
+        return bool(self._void.intersection(current)) and bool(self._counting(session.suspects))
+
+    def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
+        """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
+        if session.pending is not None and self._live.may_act(session.pending.replica, now):
+            replica, tenure = session.pending.replica, session.pending.tenure
+        elif session.named is not None and self._live.may_act(session.named.owner, now) and session.tenure is not None:
+            replica, tenure = session.named.owner, session.tenure
+            session.given = False
+        else:
+            return
+        if self._counting(session.suspects):
+            self._grant(key, session, replica, tenure, self._best_set(session), now)
+            session.sent = float("-inf")
+
+    def _wanted_join(self, key: SessionKey, session: _Session, now: float) -> Join | None:
+        """The owner's node should hold a copy, and a second one where there is one."""
+        if session.named is None or session.barren:
+            return None
+        members = session.named.members
+        wanted = self._choose(key, self._live.node_of(session.named.owner), prefer=members)
+        joiners = [member for member in wanted if member not in members]
+        if not joiners:
+            return None
+        kept = [member for member in wanted if member in members] or list(self._counting(members))
+        return Join(key, session.named.epoch, joiners[0], (joiners[0], *kept)[:COPIES])
+
+    # -------------------------------------------------------------------------------------------- grants and sets
+
+    def _begin(self, claim: Claim, now: float, anew: bool = False) -> Grant | Wait:
+        members = self._choose(claim.key, claim.node, prefer=())
+        if not members:
+            return Wait(claim.key, REPEAT_SECONDS)
+        session = self._sessions[claim.key] = _Session()
+        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        session.begins = grant.epoch
+        return grant
+
+    def _grant(
+        self,
+        key: SessionKey,
+        session: _Session,
+        replica: str,
+        tenure: str,
+        members: tuple[Member, ...],
+        now: float,
+        anew: bool = False,
+    ) -> Grant:
+        self._counter += 1
+        epoch = Epoch(self.incarnation, self._counter)
+        previous = () if anew else self._counting(session.suspects)
+        session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew)
+        session.sent = now
+        return session.pending
+
+    def _best_set(self, session: _Session) -> tuple[Member, ...]:
+        named = self._counting(session.named.members) if session.named else ()
+        pending = self._counting(session.pending.members) if session.pending else ()
+        return named or pending or self._counting(session.suspects)
+
+    def _choose(self, key: SessionKey, node: str | None, prefer: Collection[Member]) -> tuple[Member, ...]:
+        """The store of `node`, then those that hold copies already, then by rendezvous of session and node."""
+
+        def rank(member: Member) -> tuple[bool, bool, bytes]:
+            weight = hashlib.sha256(f"{key.tenant}/{key.session}/{member.node}".encode()).digest()
+            return member.node != node, member not in prefer, weight
+
+        return tuple(sorted(self._live.stores(), key=rank)[:COPIES])
+
+    # -------------------------------------------------------------------------------------------- stores
+
+    def _give_up(self, member: Member) -> None:
+        """Makes a silent store void; never the last one of a session's set, since who was to join may be unfinished."""
+        for session in self._sessions.values():
+            if session.named and not session.gone and self._counting(session.named.members) == (member,):
+                return
+        self._make_void(member)
+
+    def _make_void(self, member: Member) -> None:
+        self._registry.make_void(member)
+        self._void.add(member)
+        self._unheard.discard(member)
+        self._live.forget_store(member)
+        for session in self._sessions.values():
+            if member in session.suspects:
+                session.sent = float("-inf")
+
+    def _counting(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        return tuple(member for member in members if member not in self._void)
+
+    def _may_exist(self) -> bool:
+        return bool(self._unheard) or not self._durable_ids_known
+
+    def _learn(self, ends: Ends) -> None:
+        """What a store holds of one session."""
+        if ends.named is None and not ends.history.runs:
+            return
+        session = self._sessions.setdefault(ends.key, _Session())
+        if ends.seal < session.begins:
+            return
+        session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
+        if ends.named is not None and (session.named is None or ends.named.epoch > session.named.epoch):
+            session.named, session.tenure, session.barren = ends.named, None, False
+
+    def _placed(self, key: SessionKey, session: _Session, now: float) -> Placed:
+        owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None
+        return Placed(key, session.epoch, owner, self._counting(session.suspects))

@@ -1,0 +1,117 @@
+"""What does a session's turn log say? One record for each thing that nobody may forget.
+
+Records with a number (`Numbered`) are the session's history: turns, rounds, moves of the head, its end. Their sequence
+goes up by one from record to record and never falls, also when the head goes back. Notes (`Note`) say who may write and
+what of the past still counts; a note's sequence is that of the numbered record before it in this copy. The bytes are
+in `log_format.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from deployment.engine.messages import FinishReason, TokenLogprob
+from deployment.ownership.words import Member
+from state.names import Order
+
+
+@dataclass(frozen=True)
+class TurnBegan:
+    """A turn before its first round. `request`: the canonical one; `request_sha256` of the whole (decision 21); `seed`:
+    the effective one, 64 bits; `at`: seconds since 1970. Its media are stored before it is written."""
+
+    order: Order
+    turn: str
+    request: dict[str, Any]
+    request_sha256: bytes
+    seed: int
+    idempotency_key: str | None
+    prompt_ids: tuple[int, ...]
+    stable_boundary: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of one choice committed. `start`: the ledger position of the first id. The last `held_back` ids of
+    the turn so far are not published yet, since they may belong to a stop string, or are hidden stop ids. `accepted`
+    drafts; None for the token that prefill drew. `logprobs` of all these ids, None where nobody asked for them."""
+
+    order: Order
+    turn: str
+    choice: int
+    start: int
+    token_ids: tuple[int, ...]
+    held_back: int
+    accepted: int | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TurnEnded:
+    """One choice of a turn is over. `published`: ids that the client got, so that held-back ones that turned out to be
+    text are known; the rest as in the engine's `Finished`. `at`: seconds since 1970."""
+
+    order: Order
+    turn: str
+    choice: int
+    finish_reason: FinishReason
+    published: int
+    stop_id: int | None
+    stop_string: str | None
+    text_cut: int
+    at: float
+
+
+@dataclass(frozen=True)
+class HeadMoved:
+    """The session goes on after the first `length` ids of `turn`'s ledger; None: after those of an empty one."""
+
+    order: Order
+    turn: str | None
+    length: int
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """The session is no more: its tombstone, kept longer than any copy. `at`: seconds since 1970."""
+
+    order: Order
+    at: float
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Nobody below `order.epoch` may write here any more. `anew`: what this copy held before counts for nothing."""
+
+    order: Order
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class SetNamed:
+    """Under `order.epoch` these stores hold copies, and `owner` is the replica that writes them. A store that is not
+    among them holds nothing that counts."""
+
+    order: Order
+    members: tuple[Member, ...]
+    owner: str
+
+
+@dataclass(frozen=True)
+class KeyKept:
+    """The record of a turn that had an idempotency key was trimmed away; `until` (seconds since 1970) the key is still
+    known. `began` is the sequence that its record had."""
+
+    order: Order
+    turn: str
+    idempotency_key: str
+    request_sha256: bytes
+    began: int
+    until: float
+
+
+Numbered = TurnBegan | Round | TurnEnded | HeadMoved | Deleted
+Note = Sealed | SetNamed | KeyKept
+Record = Numbered | Note

@@ -1,0 +1,80 @@
+"""What must outlive the directory: its incarnations, the stores there are, and those whose content counts for nothing.
+
+It lies in the cluster's key-value store (Ray's GCS), which lives as long as the cluster. A cluster in which nothing is
+registered is new, so that whatever store brings an arena from an older one is void.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from deployment.ownership.words import Member
+
+
+class KeyValues(Protocol):
+    """Ray's GCS KV, as far as it is used."""
+
+    def add(self, name: str, value: bytes) -> bool:
+        """Writes without overwriting. False: the name was there already."""
+        ...
+
+    def names(self, prefix: str) -> list[str]: ...
+
+
+class Registry:
+    """The entries of one application."""
+
+    def __init__(self, values: KeyValues, app: str) -> None:
+        self._values = values
+        self._prefix = f"dflash-serve/{app}/"
+
+    def next_incarnation(self, now: float) -> int:
+        """max(unix seconds, highest seen + 1), written before the directory's first grant."""
+        prefix = f"{self._prefix}incarnation/"
+        seen = [int(name.removeprefix(prefix)) for name in self._values.names(prefix)]
+        incarnation = max(int(now), max(seen, default=0) + 1)
+        # Another directory may just have taken this number.
+        while not self._values.add(f"{prefix}{incarnation}", b""):
+            incarnation += 1
+        return incarnation
+
+    def first_incarnation(self) -> int:
+        """That of the cluster's first directory: every epoch below it is of an older cluster. 0 if there was none."""
+        prefix = f"{self._prefix}incarnation/"
+        return min((int(name.removeprefix(prefix)) for name in self._values.names(prefix)), default=0)
+
+    def note_restored(self, session: str) -> None:
+        """A session (its key's digest) was brought back from the durable tier. Before its next turn."""
+        self._values.add(f"{self._prefix}restored/{session}", b"")
+
+    def was_restored(self, session: str) -> bool:
+        return f"{self._prefix}restored/{session}" in self._values.names(f"{self._prefix}restored/{session}")
+
+    def register(self, member: Member) -> None:
+        """A store with a fresh arena, before it keeps anything."""
+        self._values.add(self._name("store", member), b"")
+
+    def may_count(self, member: Member) -> bool:
+        """Whether what this store holds counts. A store for which it does not begins again with a fresh arena."""
+        return member in self._listed("store") and member not in self.void()
+
+    def make_void(self, member: Member) -> None:
+        """From now on, and for ever, what this incarnation holds counts for nothing. Before any grant that relies on
+        it."""
+        self._values.add(self._name("void", member), b"")
+
+    def void(self) -> frozenset[Member]:
+        return frozenset(self._listed("void"))
+
+    def stores(self) -> tuple[Member, ...]:
+        """All that were ever registered and are not void."""
+        void = self.void()
+        return tuple(member for member in self._listed("store") if member not in void)
+
+    def _name(self, kind: str, member: Member) -> str:
+        return f"{self._prefix}{kind}/{member.node}/{member.incarnation}"
+
+    def _listed(self, kind: str) -> list[Member]:
+        prefix = f"{self._prefix}{kind}/"
+        pairs = (name.removeprefix(prefix).rsplit("/", 1) for name in self._values.names(prefix))
+        return [Member(node, incarnation) for node, incarnation in pairs]

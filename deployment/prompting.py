@@ -1,0 +1,104 @@
+"""From a request to its prompt: the whole history, what an append turn adds to its session, or the text itself."""
+
+from __future__ import annotations
+
+from deployment.engine import errors as engine_errors
+from deployment.engine.service import EngineService
+from deployment.errors import RequestError, invalid, unknown_session
+from deployment.session import Session
+from deployment.turns import Prompt, append, full_history, think_is_open
+from deployment.wire import TurnRequest
+from state.fingerprint import Mismatch
+
+
+class Prompter:
+    """Long messages take seconds to render and tokenise: call this from another thread than the event loop's."""
+
+    def __init__(self, service: EngineService, *, accept_new_weights: bool) -> None:
+        self._service = service
+        self._accept_new_weights = accept_new_weights
+
+    def alone(self, request: TurnRequest) -> Prompt:
+        """The prompt of a request that carries all of it. RequestError (400)."""
+        return self._text(request) if request.mode == "prompt" else self._history(request)
+
+    def appended(self, request: TurnRequest, session: Session) -> Prompt:
+        """The prompt of an append turn, which goes on from the session's ledger; the first turn of a session has
+        nothing to go on from. RequestError: 400, 404, or 409 if something else made
+        the ledger."""
+        if not session.ledger and not session.created:
+            raise unknown_session(session.key.session)
+        if not session.ledger:
+            return self._history(request)
+        if session.foreign is not None:
+            self._check_foreign(session, session.foreign.mismatch)
+        return self._append(request, session)
+
+    def _history(self, request: TurnRequest) -> Prompt:
+        service = self._service
+        try:
+            prompt = full_history(
+                service.chat_template,
+                service.tokenizer,
+                request.messages,
+                enable_thinking=request.enable_thinking,
+                limit=service.context_limit,
+            )
+        except ValueError as error:
+            raise invalid(f"messages: {error}", "messages") from None
+        self._check_length(prompt)
+        return prompt
+
+    def _check_foreign(self, session: Session, mismatch: Mismatch) -> None:
+        """Decision 23: what an append turn may go on from. RequestError (409) naming the field."""
+        if mismatch.matter == "weights" and self._accept_new_weights:
+            return
+        raise RequestError(
+            409,
+            engine_errors.FINGERPRINT_MISMATCH,
+            f"session {session.key.session!r} was made with {mismatch.field} {mismatch.stored!r}, but "
+            f"{mismatch.here!r} is served here; send the full history",
+            mismatch.field,
+        )
+
+    def _append(self, request: TurnRequest, session: Session) -> Prompt:
+        service = self._service
+        try:
+            prompt = append(
+                service.chat_template,
+                service.tokenizer,
+                session.ledger,
+                request.messages,
+                think_is_open=think_is_open(service.tokenizer, session.ledger[session.opener :]),
+                enable_thinking=request.enable_thinking,
+            )
+        except ValueError as error:
+            raise invalid(f"messages: {error}", "messages") from None
+        self._check_length(prompt)
+        return prompt
+
+    def _check_length(self, prompt: Prompt, param: str = "messages") -> None:
+        limit = self._service.context_limit
+        if len(prompt.ids) >= limit:
+            raise RequestError(
+                400,
+                engine_errors.CONTEXT_LENGTH_EXCEEDED,
+                f"{param}: the prompt has {len(prompt.ids)} tokens, but the context limit is {limit} tokens, "
+                f"of which at least one must be left for the answer",
+                param,
+            )
+
+    def _text(self, request: TurnRequest) -> Prompt:
+        """Raw text has no template, and so no part that opens an answer."""
+        tokenizer = self._service.tokenizer
+        asked = request.prompt
+        ids = tuple(tokenizer.encode(asked)) if isinstance(asked, str) else asked
+        wrong = next((token for token in ids if token >= tokenizer.public_rows), None)
+        if wrong is not None:
+            what = f"token id {wrong} is unknown; the tokenizer's ids are below {tokenizer.public_rows}"
+            raise invalid(f"prompt: {what}", "prompt")
+        if not ids:
+            raise invalid("prompt: is empty; at least one token is needed", "prompt")
+        prompt = Prompt(ids, len(ids))
+        self._check_length(prompt, "prompt")
+        return prompt

@@ -1,0 +1,186 @@
+"""Sessions over HTTP: made, listed, shown, moved, forked, exported, imported, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from ray.exceptions import RayError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployment.cluster.transport import Cluster
+from deployment.errors import Refused, RequestError, session_exists, session_unavailable, unknown_session
+from deployment.ownership.messages import Placed, Wait
+from deployment.ownership.words import SessionKey
+from deployment.replica_calls import Replicas
+from deployment.request_reading import body_of, document_of, session_name, tenant_of
+from deployment.schemas import MigrateBody, SessionBody, parse
+from deployment.server_objects import (
+    adopted_object,
+    checkpoints_object,
+    listed,
+    placement_object,
+    session_details,
+    turns_object,
+)
+from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
+from state.document import open_document
+from state.errors import StateError
+
+LOCATE_SECONDS = 10.0
+
+DOCUMENT_TYPE = "application/vnd.dflash.session"
+
+
+class SessionApi:
+    def __init__(self, replicas: Replicas, cluster: Cluster, document_limit: int) -> None:
+        """`document_limit`: bytes; what a host store could not hold could not outlive its replica either."""
+        self._replicas = replicas
+        self._cluster = cluster
+        self._document_limit = document_limit
+
+    async def placement(self, request: Request, name: str) -> Placed:
+        """Where one of the asker's sessions is. A name that cannot be one is unknown like any other: 404."""
+        placement = await located(self._cluster, SessionKey(tenant_of(request), name))
+        if placement is None:
+            raise unknown_session(name)
+        return placement
+
+    async def create(self, request: Request) -> Any:
+        key = await self._new_key(request)
+        answer = await self._adopted("create_session", Route(str(key)), key)
+        return adopted_object(key.session, "created", answer)
+
+    async def list(self, request: Request) -> Any:
+        try:
+            placements = await self._cluster.sessions(tenant_of(request))
+        except (RayError, TimeoutError):
+            raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
+        return listed([placement_object(placement) for placement in placements])
+
+    async def show(self, request: Request, name: str) -> Any:
+        placement = await self.placement(request, name)
+        known = await self._replicas.ask("session_info", _owner(placement), placement.key)
+        if isinstance(known, Refused):
+            raise known.error
+        return session_details(placement, known)
+
+    async def turns(self, request: Request, name: str) -> Any:
+        return turns_object(await self._loaded(request, name))
+
+    async def checkpoints(self, request: Request, name: str) -> Any:
+        return checkpoints_object(await self._loaded(request, name))
+
+    async def delete(self, request: Request, name: str) -> Any:
+        placement = await self.placement(request, name)
+        answer = await self._replicas.ask("delete", _owner(placement), placement.key)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return {"id": name, "object": "session.deleted", "deleted": True}
+
+    async def migrate(self, request: Request, name: str) -> Any:
+        placement = await self.placement(request, name)
+        body = parse(MigrateBody, await document_of(request, empty=True))
+        replicas = await self._replicas.all()
+        target = _emptiest(replicas, placement.owner) if body.to is None else body.to
+        if target not in [replica.replica for replica in replicas]:
+            raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
+        key, source, movement = placement.key, placement.owner, Movement()
+        if source is not None and source != target:
+            movement = await self._replicas.ask("move", _owner(placement), key, target)
+            if isinstance(movement, Refused):
+                raise movement.error
+            if movement is None:
+                raise RequestError(503, "not_moved", f"session {name!r} could not be moved to {target!r}; it goes on")
+        answer = await self._replicas.ask_here("adopt", Route(str(key), target, placement), key)
+        if isinstance(answer, Refused):
+            raise answer.error
+        if not isinstance(answer, Adopted):
+            raise RequestError(503, "replica_lost", f"to: replica {target!r} is gone", "to")
+        return {
+            "id": name,
+            "object": "session.migrated",
+            "from": placement.owner,
+            "to": answer.replica,
+            "epoch": str(answer.epoch),
+            "hit": answer.hit,
+            "frontier": answer.frontier,
+            **asdict(movement),
+        }
+
+    async def fork(self, request: Request, name: str) -> Any:
+        placement = await self.placement(request, name)
+        child = await self._new_key(request)
+        answer = await self._adopted("fork", _owner(placement), placement.key, child)
+        return adopted_object(child.session, "forked", answer, parent=name)
+
+    async def export(self, request: Request, name: str) -> Response:
+        placement = await self.placement(request, name)
+        answer = await self._replicas.ask("export_session", _owner(placement), placement.key)
+        if isinstance(answer, Refused):
+            raise answer.error
+        assert isinstance(answer, ExportedSession)
+        return Response(answer.document.tobytes(), media_type=DOCUMENT_TYPE)
+
+    async def import_(self, request: Request, id: str | None) -> Any:
+        """The new session belongs to whoever imports it; the document names no tenant."""
+        name = None if id is None else session_name(id, "id")
+        body = await body_of(request, self._document_limit)
+        try:
+            document = await asyncio.to_thread(open_document, body)
+        except StateError as error:
+            raise RequestError(400, "bad_state", f"document: {error}", "document") from None
+        key = SessionKey(tenant_of(request), name or document.manifest.session.id)
+        if await located(self._cluster, key) is not None:
+            raise session_exists(key.session)
+        answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        return adopted_object(key.session, "imported", answer)
+
+    async def _new_key(self, request: Request) -> SessionKey:
+        body = parse(SessionBody, await document_of(request, empty=True))
+        name = secrets.token_hex(16) if body.id is None else session_name(body.id, "id")
+        return SessionKey(tenant_of(request), name)
+
+    async def _loaded(self, request: Request, name: str) -> SessionInfo:
+        placement = await self.placement(request, name)
+        answer = await self._replicas.ask("session_info", _owner(placement), placement.key)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+    async def _adopted(self, method: str, route: Route, *args: Any) -> Adopted:
+        answer = await self._replicas.ask(method, route, *args)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+
+async def located(cluster: Cluster, key: SessionKey) -> Placed | None:
+    """Where a session is; None: there is none. RequestError (503) while nobody can say."""
+    deadline = time.monotonic() + LOCATE_SECONDS
+    while True:
+        try:
+            placed = await cluster.locate(key)
+        except (RayError, TimeoutError):
+            placed = Wait(key, 0.25)
+        if not isinstance(placed, Wait):
+            return placed
+        if time.monotonic() > deadline:
+            raise session_unavailable(key.session, "the directory does not know enough yet")
+        await asyncio.sleep(min(placed.seconds, 0.25))
+
+
+def _owner(placement: Placed) -> Route:
+    return Route(str(placement.key), placement.owner, placement)
+
+
+def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
+    others = [replica for replica in replicas if replica.replica != owner]
+    if not others:
+        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
+    return min(others, key=lambda replica: replica.sessions).replica

@@ -1,0 +1,88 @@
+"""A turn's events as server-sent events: chunks with ids, comments in silence, one end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from deployment.answer import AnswerFormat
+from deployment.errors import Refused
+from deployment.event_ids import EventId, digest_of
+from deployment.last_call import REPLACED, Departing
+from deployment.wire import Closed, Delta, Told
+
+SILENT_SECONDS = 15.0
+"""After so long without an event a comment is sent, so that nobody on the way takes the connection for dead."""
+
+KEEP_ALIVE = ": keep-alive\n\n"
+
+
+def event(document: dict[str, Any], place: str) -> str:
+    return f"id: {place}\ndata: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def resume(session: str, turn: str, after: str) -> str:
+    """The last word of a connection that ends before its turn."""
+    return "event: resume\n" + event({"session": session, "turn": turn, "after": after}, after)
+
+
+async def chunks(
+    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, from_start: bool, with_usage: bool
+) -> AsyncGenerator[str, None]:
+    """`events` come after the turn's first one. Not `from_start`: the reader has had the beginning before. An error is
+    the last event of the stream, since the status line has been sent; so is `resume`, which says where a session's turn
+    is to be followed from now on."""
+    opened = shown.answer.opened
+    closed: list[Closed] = []
+    last = str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None))
+    async with aclosing(events):
+        if from_start:
+            for choice, document in enumerate(shown.first()):
+                named = choice if opened.choices > 1 else None
+                yield event(document, str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))
+        async for told in events:
+            if isinstance(told, Departing):
+                session = opened.session
+                yield event(REPLACED.body, last) if session is None else resume(session.id, opened.turn, last)
+                return
+            last = told.id or last  # a refusal by the ingress itself leads to no place
+            match told.event:
+                case Delta() as delta:
+                    document = shown.delta(delta)
+                    if document is not None:
+                        yield event(document, told.id)
+                case Closed() as one:
+                    closed.append(one)
+                    yield event(shown.last(one), told.id)
+                case Refused() as refused:
+                    yield event(refused.body, last)
+                    return
+        if with_usage:
+            yield event(shown.usage_chunk(closed), last)
+        yield f"id: {last}\ndata: [DONE]\n\n"
+
+
+async def kept_alive(parts: AsyncGenerator[str, None], seconds: float = SILENT_SECONDS) -> AsyncGenerator[str, None]:
+    """The same parts, and a comment after each silence."""
+    coming: asyncio.Future[str] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(parts))
+            done, _ = await asyncio.wait({coming}, timeout=seconds)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            try:
+                part = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield part
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.wait({coming})
+        await parts.aclose()

@@ -1,0 +1,275 @@
+"""How does a turn begin here, or turn out to have begun before? One desk a replica.
+
+repeated    the turn that the request asks for again is found, here or by its session's records (decision 21)
+the session is brought here; a running turn that nobody reads makes way, another one refuses the newcomer
+the prompt is rendered; then nothing is awaited any more until the turn runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from deployment.cluster.owned_sessions import NotOwned
+from deployment.engine.messages import Finished, Sampling, Submit
+from deployment.engine.service import EngineService
+from deployment.errors import RequestError, invalid, session_busy, turn_not_kept
+from deployment.held_turn import HeldTurn, Later
+from deployment.hinted_state import HintedState
+from deployment.keeper import SessionKeeper
+from deployment.locks import Locks
+from deployment.ownership import SessionKey
+from deployment.prompting import Prompter
+from deployment.running import RunningTurn
+from deployment.session import Session
+from deployment.session_log import Course, LoggedTurn, courses_of
+from deployment.turn_log import SessionTurnLog, TurnLog
+from deployment.turn_stream import TurnStream
+from deployment.turn_table import TurnTable, check_same
+from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
+from deployment.wire import Elsewhere, Route, TurnRequest
+from state.errors import FormatError
+from state.session_record import TurnRecord
+
+
+class TurnDesk:
+    def __init__(
+        self,
+        replica: str,
+        model: str,
+        service: EngineService,
+        keeper: SessionKeeper,
+        prompter: Prompter,
+        table: TurnTable,
+        detach_seconds: float,
+        later: Later,
+    ) -> None:
+        self._replica = replica
+        self._model = model
+        self._service = service
+        self._keeper = keeper
+        self._prompter = prompter
+        self._table = table
+        self._detach_seconds = detach_seconds
+        self._later = later
+        self._hinted = HintedState(service)
+        self._beginning = Locks()
+
+    async def take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
+        """The request's turn, running or over. Who gets it must read it before awaiting anything else. RequestError,
+        EngineError."""
+        if request.resumed:
+            return await self._begin(route, request)
+        name = request.idempotency_key or request.key
+        # Two of the same key must not both find that there is no such turn yet.
+        async with self._beginning.of((request.tenant, name)) if name else contextlib.nullcontext():
+            known = self._table.repeated(request)
+            if known is not None and self._is_its_sessions(known):
+                return known
+            return await self._begin(route, request)
+
+    async def find(self, route: Route, key: SessionKey, turn: str) -> HeldTurn | Elsewhere:
+        """A session's turn. RequestError: 404, or 410 if only its record is left."""
+        held = self._table.find(turn, key)
+        if held is not None and self._is_its_sessions(held):
+            return held
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        held = self._table.find(turn, key)  # a session that was taken over just now brings its running turn along
+        if held is not None and self._is_its_sessions(held):
+            return held
+        record = next((record for record in session.turns if record.id == turn), None)
+        if record is None:
+            message = f"session {key.session!r} has no turn {turn!r}"
+            raise RequestError(404, "turn_not_found", message, "turn")
+        return self._recorded(key, record)
+
+    def _is_its_sessions(self, held: HeldTurn) -> bool:
+        """A turn that is over may be one of a session that was deleted since, and whose name another one has now."""
+        key = held.request.key
+        if key is None or held.ended_at is None:
+            return True
+        session = self._keeper.held(key)
+        return session is not None and any(record.id == held.id for record in session.turns)
+
+    def _recorded(self, key: SessionKey, record: TurnRecord) -> HeldTurn | Elsewhere:
+        """The turn of a record, or who has it. RequestError (410) if nobody does any more."""
+        held = self._table.find(record.id, key)
+        if held is not None:
+            return held
+        if record.replica == self._replica:
+            raise turn_not_kept(record.id)
+        return Elsewhere(record.replica, record.id)
+
+    async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
+        if request.mode != "append":
+            # Before the session is touched: a prompt that cannot be served must not create one.
+            prompt = await asyncio.to_thread(self._prompter.alone, request)
+            session = await self._session(route, request) if request.key else None
+            if isinstance(session, HeldTurn | Elsewhere):
+                return session
+            return await self._run(request, prompt, session)
+        session = await self._session(route, request)
+        if isinstance(session, HeldTurn | Elsewhere):
+            return session
+        ledger = session.ledger
+        prompt = await asyncio.to_thread(self._prompter.appended, request, session)
+        if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
+            raise session_busy(session.key.session, "another request came first")
+        return await self._run(request, prompt, session)
+
+    async def _session(self, route: Route, request: TurnRequest) -> Session | HeldTurn | Elsewhere:
+        """The request's session, owned by this replica and free for a turn; or the turn itself, if its records have it
+        under the request's key, or if it runs already, since its ingress has lost sight of it. RequestError (409) if it
+        is not free; `OwnedElsewhere`."""
+        if request.key is None:
+            raise invalid("an append turn needs a session", "session")
+        must_exist = request.must_exist or request.mode == "append"
+        while True:
+            session, _ = await self._keeper.acquire(
+                request.key,
+                route.placement,
+                must_exist=must_exist,
+                anew=request.mode == "history",
+                accept_durable=request.accept_durable,
+            )
+            # A session that was taken over just now brings its turn along, which may be this one, asked for again.
+            held = self._table.find(request.turn, request.key) or self._table.repeated(request)
+            if held is not None and self._is_its_sessions(held):
+                return held
+            if (known := self._recorded_key(session, request)) is not None:
+                return known
+            running = session.running
+            if running is not None and running.unread:
+                running.cancel()
+            if not await self._keeper.idle(session):
+                raise session_busy(request.key.session, _what_runs(session))
+            # A turn whose end was waited for takes its session along if it never committed anything.
+            if self._keeper.held(request.key) is session:
+                return session
+
+    def _recorded_key(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
+        """The turn with the request's key, by the session's records; or the turn itself, whose ingress has not heard
+        that it began before its replica died."""
+        for record in reversed(session.turns):
+            if record.id == request.turn:
+                return self._recorded(session.key, record)
+            if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
+                check_same(request, record.request_sha256, session.key, record.id)
+                return self._recorded(session.key, record)
+        return None
+
+    async def _run(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> HeldTurn:
+        engine_id = session.engine_id if session else None
+        if session is None and request.hint is not None:
+            engine_id = await self._hinted.engine_id(request.tenant, request.hint)
+        return self.start(request, prompt, session, engine_id)
+
+    def start(
+        self,
+        request: TurnRequest,
+        prompt: Prompt,
+        session: Session | None,
+        engine_id: str | None = None,
+    ) -> HeldTurn:
+        """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
+        503 if its session is another replica's by now, 400 for what no log can hold."""
+        seed = seed_of(request.seed) if request.draws is None else request.draws
+        turn_log: TurnLog | None = None
+        if session is not None:
+            try:
+                turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
+            except NotOwned:
+                what = f"session {session.key.session!r} was moved or deleted while this turn was about to begin"
+                raise RequestError(409, "session_moved", f"{what}; ask again", "session") from None
+            except FormatError as error:
+                raise invalid(f"the request cannot be kept in its session's log: {error}") from None
+        submit = self._submit(request, prompt, engine_id, seed)
+        return self._hold(request, prompt, session, submit, turn_log, courses_of(request.resumed))
+
+    def resume(self, session: Session, logged: LoggedTurn) -> None:
+        """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
+        first token leaves nothing to be told."""
+        request, prompt, began, over = logged.request(session.key), logged.prompt, logged.began, logged.finished()
+        turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
+        submit = self._submit(request, prompt, session.engine_id, began.seed)
+        if over is None:
+            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
+        elif over.token_ids and self._table.find(request.turn, session.key) is None:
+            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)], over)
+
+    def _hold(
+        self,
+        request: TurnRequest,
+        prompt: Prompt,
+        session: Session | None,
+        submit: Submit,
+        turn_log: TurnLog | None,
+        courses: Sequence[Course],
+        over: Finished | None = None,
+    ) -> HeldTurn:
+        tokenizer = self._service.tokenizer
+        stream = TurnStream(request.turn, request.n, len(prompt.ids), lambda: TurnText(tokenizer, prompt.opener))
+        held = HeldTurn(request, stream, self._detach_seconds if request.outlives_its_reader else 0.0, self._later)
+        courses = courses or [Course() for _ in range(request.n)]
+        held.run(
+            RunningTurn(
+                self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
+                lambda: self._ended(held), turn_log, course, over,
+            )
+            for choice, course in zip(choices(submit, request.n), courses, strict=True)
+        )  # fmt: skip
+        if session is not None and over is None:
+            session.running = held
+            self._keeper.turn_began(session)
+        self._table.add(held)
+        return held
+
+    def _ended(self, held: HeldTurn) -> None:
+        """One of its choices is over."""
+        if held.stream.over:
+            held.over()
+            self._table.ended(held)
+
+    def _submit(self, request: TurnRequest, prompt: Prompt, engine_id: str | None, seed: int) -> Submit:
+        defaults = self._service.generation_defaults
+        sampling = Sampling(
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            seed=seed,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
+            min_tokens=request.min_tokens,
+            reproducible=request.reproducible,
+            logprobs=request.logprobs,
+        )
+        return Submit(
+            turn=request.turn,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            max_tokens=request.max_tokens,
+            stop_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            session=engine_id,
+            stable_boundary=prompt.stable_boundary if engine_id and request.mode != "prompt" else 0,
+            system_boundary=prompt.system_boundary,
+            drafting=request.drafting,
+            tenant=request.tenant,
+            priority=request.priority,
+            queue_seconds=request.queue_seconds,
+            stop_strings=request.stop,
+            include_stop_string=request.include_stop,
+            thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
+            grammar=after_thinking(self._service.tokenizer, prompt.opener, request.grammar),
+        )
+
+
+def _what_runs(session: Session) -> str:
+    if session.running is None:
+        return "it is being moved"
+    turn = session.running.id
+    return f"turn {turn} is running; GET /v1/sessions/{session.key.session}/turns/{turn}/events follows it"

@@ -1,0 +1,197 @@
+"""One stream of a turn's events, whatever becomes of the replicas that tell it. The replicas here say what they are
+told to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from deployment.engine.messages import Round
+from deployment.errors import Refused
+from deployment.event_ids import EventId, digest_of
+from deployment.lasting_stream import LastingStream
+from deployment.ownership.messages import Placed
+from deployment.ownership.words import Epoch, SessionKey
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnEvent, TurnRequest
+
+TURN = "a" * 32
+KEY = SessionKey("t" * 64, "s")
+START = 10
+LOST = object()
+"""The replica dies at this point of its script."""
+
+
+def rounds_of(told: Told) -> tuple[Round, ...]:
+    assert isinstance(told.event, Delta)
+    return told.event.rounds
+
+
+def opened(replica: str = "r1", n: int = 1) -> Told:
+    return Told("", Opened(replica, "m", 7, START, 0, None, TURN, n))
+
+
+def delta(token: int, at: int, choice: int = 0, n: int = 1, rounds: bool = False) -> Told:
+    """The `at`-th id of a choice, counted from 0; its id names all ids so far as if they were alike."""
+    position = START + at + 1
+    place = EventId(TURN, position, digest_of([token] * (at + 1)), choice if n > 1 else None)
+    made = (Round(TURN, START + at, (token,), 0, 0, ()),) if rounds else ()
+    return Told(str(place), Delta("", str(token), choice, (), (token,), position, 0, made))
+
+
+def closed(choice: int = 0) -> Told:
+    return Told("end", Closed("stop", 1, (), 1.0, 0.1, None, choice))
+
+
+MOVED = Told("", Moved())
+
+
+class Fake:
+    """`Replicas` and `Cluster`: each call is answered by the next script."""
+
+    def __init__(self, *scripts: list[Any], owner: str | None = "r1") -> None:
+        self.scripts = list(scripts)
+        self.calls: list[tuple[str, Route, tuple[Any, ...]]] = []
+        self.suspected: list[str | None] = []
+        self.owner = owner
+
+    async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
+        self.calls.append((method, route, args))
+        script = self.scripts.pop(0)
+        for answer in script:
+            await asyncio.sleep(0)
+            if answer is LOST:
+                raise RayActorError
+            yield answer
+
+    async def lost(self, replica: str | None) -> None:
+        self.suspected.append(replica)
+
+    async def locate(self, key: SessionKey) -> Placed | None:
+        return Placed(key, Epoch(1, 1), self.owner, ()) if self.owner else None
+
+
+def taken(fake: Fake, turn: TurnRequest) -> list[TurnEvent]:
+    async def scenario() -> list[TurnEvent]:
+        stream: Any = LastingStream(fake, fake)  # pyright: ignore[reportArgumentType]
+        async with asyncio.timeout(10):
+            return [told.event async for told in stream.taken(turn)]
+
+    return asyncio.run(scenario())
+
+
+def followed(fake: Fake, after: EventId | None = None) -> list[TurnEvent]:
+    async def scenario() -> list[TurnEvent]:
+        stream: Any = LastingStream(fake, fake)  # pyright: ignore[reportArgumentType]
+        async with asyncio.timeout(10):
+            return [told.event async for told in stream.followed(KEY, TURN, after, None)]
+
+    return asyncio.run(scenario())
+
+
+def asked(key: SessionKey | None = KEY, **more: Any) -> TurnRequest:
+    return TurnRequest(TURN, "history", (), key, tenant="t" * 64, **more)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployment.lasting_stream.AGAIN_SECONDS", 0.001)
+
+
+# ------------------------------------------------------------------------------------------------ with a session
+
+
+def test_a_replica_that_dies_before_the_first_event_is_asked_again_for_the_same_turn():
+    fake = Fake([LOST], [opened("r2"), delta(5, 0), closed()])
+    events = taken(fake, asked())
+    assert events == [opened("r2").event, delta(5, 0).event, closed().event]
+    assert [method for method, _, _ in fake.calls] == ["take_turn", "take_turn"]
+    assert all(args[0].turn == TURN for _, _, args in fake.calls) and fake.suspected == ["r1"]
+
+
+@pytest.mark.parametrize("end", [LOST, MOVED, NotHere("r1", "r2")], ids=["dies", "moves", "is not the owner"])
+def test_a_session_turn_is_followed_where_it_goes_on_after_the_last_event(end: Any):
+    fake = Fake([opened(), delta(5, 0), end], [opened("r2"), delta(5, 1), closed()])
+    assert taken(fake, asked()) == [opened().event, delta(5, 0).event, delta(5, 1).event, closed().event]
+    method, _, (key, turn, after) = fake.calls[1]
+    assert (method, key, turn) == ("follow_turn", KEY, TURN) and str(after) == delta(5, 0).id
+
+
+def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
+    fake = Fake([opened(), LOST], [LOST], [opened("r2"), delta(5, 0), closed()])
+    assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event]
+    assert [call[0] for call in fake.calls] == ["take_turn", "follow_turn", "follow_turn"]
+    assert [call[2][2] for call in fake.calls[1:]] == [None, None]
+
+
+def test_a_refusal_is_the_end_and_a_session_that_is_gone_is_one():
+    refused = Told("", Refused(409, "session_busy", "x"))
+    assert taken(Fake([refused]), asked()) == [refused.event]
+    fake = Fake([opened(), delta(5, 0), MOVED])
+
+    async def nowhere(key: SessionKey) -> Placed | None:
+        return None if fake.calls else Placed(key, Epoch(1, 1), "r1", ())
+
+    fake.locate = nowhere
+    last = taken(fake, asked())[-1]
+    assert isinstance(last, Refused) and last.status == 404
+
+
+def test_a_turn_that_nobody_goes_on_with_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.lasting_stream.GIVE_UP_SECONDS", 0.02)
+    fake = Fake([opened(), delta(5, 0), LOST], *[[LOST]] * 1000)
+    last = taken(fake, asked())[-1]
+    assert isinstance(last, Refused) and (last.status, last.code) == (503, "replica_lost")
+
+
+def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_there():
+    fake = Fake([Elsewhere("r9", "b" * 32)], [opened("r9"), delta(5, 0), closed()])
+    assert taken(fake, asked())[1:] == [delta(5, 0).event, closed().event]
+    method, route, (_, turn, _) = fake.calls[1]
+    assert (method, route.replica, turn) == ("follow_kept_turn", "r9", "b" * 32)
+    last = taken(Fake([Elsewhere("r9", "b" * 32)], [LOST]), asked())[-1]
+    assert isinstance(last, Refused) and last.status == 410
+
+
+def test_a_follower_is_told_the_first_event_and_what_comes_after_his_own():
+    after = EventId(TURN, START + 1, digest_of([5]))
+    fake = Fake([opened(), delta(5, 1), MOVED], [opened("r2"), delta(5, 2), closed()])
+    assert followed(fake, after) == [opened().event, delta(5, 1).event, delta(5, 2).event, closed().event]
+    assert [str(call[2][2]) for call in fake.calls] == [str(after), delta(5, 1).id]
+
+
+# ------------------------------------------------------------------------------------------------ without a session
+
+
+def test_a_turn_without_a_log_goes_on_from_the_rounds_that_were_told_with_the_seed_that_it_began_with():
+    told = [delta(5, at, rounds=True) for at in range(3)]
+    fake = Fake([opened(), *told[:2], LOST], [opened("r2"), *told, closed()])
+    assert taken(fake, asked(None)) == [opened().event, *(one.event for one in told), closed().event]
+    first, second = (args[0] for _, _, args in fake.calls)
+    assert first.resumed == () and second.resumed == ((*rounds_of(told[0]), *rounds_of(told[1])),)
+    assert first.seed == second.seed is not None
+
+
+def test_choices_that_are_over_are_not_told_again_when_the_others_go_on():
+    def one(choice: int, at: int) -> Told:
+        return delta(5 + choice, at, choice, n=2, rounds=True)
+
+    fake = Fake(
+        [opened(n=2), one(0, 0), one(1, 0), closed(0), LOST],
+        [opened("r2", n=2), one(1, 0), one(0, 0), closed(0), one(1, 1), LOST],
+        [opened("r3", n=2), one(0, 0), one(1, 0), one(1, 1), closed(1), closed(0)],
+    )
+    events = taken(fake, asked(None, n=2))
+    assert events == [
+        opened(n=2).event, one(0, 0).event, one(1, 0).event, closed(0).event, one(1, 1).event, closed(1).event,
+    ]  # fmt: skip
+    assert [len(rounds) for rounds in fake.calls[2][2][0].resumed] == [1, 2]
+
+
+def test_a_turn_that_is_lost_before_its_first_round_is_no_repeated_request():
+    fake = Fake([opened(), LOST], [opened("r2"), delta(5, 0, rounds=True), closed()])
+    assert taken(fake, asked(None, idempotency_key="k"))[1:] == [delta(5, 0, rounds=True).event, closed().event]
+    assert fake.calls[1][2][0].resumed == ((),), "the key must not lead to the turn that was lost"

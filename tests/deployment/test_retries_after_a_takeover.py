@@ -1,0 +1,60 @@
+"""A client asks again for a turn that has come to another replica meanwhile, with its session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from deployment.engine.messages import Round
+from deployment.event_ids import digest_of
+from deployment.session import Session
+from deployment.session_log import Course, LoggedTurn, began_record
+from deployment.wire import TurnRequest
+from state.names import SessionKey
+from tests.deployment.test_turn_desk import KEY, PROMPT, Desk, Keeper
+
+
+class TakenOver(Keeper):
+    """The session comes with a turn that its log tells."""
+
+    def __init__(self, desk: Desk, asked: TurnRequest, course: Course) -> None:
+        super().__init__()
+        self._desk = desk
+        self._logged: LoggedTurn | None = LoggedTurn(began_record(asked, PROMPT, 7, 0.0), {0: course})
+        self._records = 0
+
+    async def acquire(self, key: SessionKey, believed: Any, **how: Any) -> tuple[Session, str]:
+        if (logged := self._logged) is not None:
+            self._logged = None
+            self._desk.desk.resume(self.session, logged)
+        return self.session, "host"
+
+    def append(self, key: SessionKey, records: Any) -> int:
+        self._records += len(records)
+        return self._records
+
+    async def committed(self, key: SessionKey, sequence: int) -> None: ...
+
+    def turn_began(self, session: Session) -> None: ...
+
+
+@pytest.mark.parametrize("how", [{"idempotency_key": "k"}, {"repeated": True}])
+def test_a_retry_reads_the_turn_that_its_session_brought_along_and_does_not_cancel_it(how: dict[str, Any]):
+    async def steps() -> None:
+        d = Desk()
+        first = d.asked(key=KEY, **how)
+        start = len(PROMPT.ids)
+        d.keeper = TakenOver(d, first, Course([Round(first.turn, start, (30,), 0, None)]))
+        d.desk._keeper = cast(Any, d.keeper)
+        again = d.asked(key=KEY, **how)
+        held = await d.take(again)
+        assert held.id == first.turn != again.turn and not held.abandoned
+        async with d.reading(held) as told:
+            await told()
+            assert (await told()).id.endswith(digest_of((30,)))
+        held.cancel()
+        await held.ended()
+
+    asyncio.run(steps())

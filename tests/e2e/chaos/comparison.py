@@ -1,0 +1,112 @@
+"""Was anything lost, repeated or contradicted? What clients heard, against each other, the ledger and an undisturbed
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from deployment.event_ids import digest_of
+from tests.e2e.chaos.reading import Answer
+from tests.e2e.chaos.workload import Taken, Talk
+
+
+@dataclass
+class Tally:
+    """Counts of one run. `streams_resumed`: those that another replica ended than began them, or whose client asked for
+    the rest; `tokens_recomputed`: prefilled beyond what the undisturbed run prefilled, by a turn's last owner.
+    `given_up`: conversations whose client was refused for good. `what`: each flaw."""
+
+    turns: int = 0
+    streams_resumed: int = 0
+    streams_resumed_by_client: int = 0
+    refused_unavailable: int = 0
+    given_up: int = 0
+    tokens_published: int = 0
+    tokens_recomputed: int = 0
+    tokens_lost: int = 0
+    tokens_repeated: int = 0
+    tokens_contradicted: int = 0
+    what: list[str] = field(default_factory=list)
+    why_given_up: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not (self.tokens_lost or self.tokens_repeated or self.tokens_contradicted or self.what)
+
+    def counts(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if isinstance(value, int)}
+
+
+def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None) -> Tally:
+    """`undisturbed`: the same conversations, with equal seeds. Without it owners do not draw alike, and only what was
+    said of one turn is compared."""
+    total = Tally()
+    for number, talk in enumerate(talks):
+        if talk.given_up is not None:
+            total.given_up += 1
+            total.why_given_up.append(f"{talk.conversation.name}, step {talk.steps}: {talk.given_up}")
+        diverged = False
+        for at, taken in enumerate(talk.turns):
+            where = f"{talk.conversation.name}, turn {at}"
+            _check(total, where, taken)
+            if undisturbed is not None:
+                diverged = _compare(total, where, taken, undisturbed[number].turns[at], diverged)
+    return total
+
+
+def _check(total: Tally, where: str, taken: Taken) -> None:
+    answer = taken.answer
+    total.turns += 1
+    total.tokens_published += answer.tokens
+    total.streams_resumed_by_client += answer.resumed
+    total.refused_unavailable += answer.refusals.count("session_unavailable")
+    total.streams_resumed += taken.moved or answer.resumed > 0
+    _check_heard(total, where, answer, taken)
+    for follower in taken.followers:
+        _check_heard(total, f"{where}, follower", follower, taken)
+        if (follower.end, follower.text, follower.finish) != (answer.end, answer.text, answer.finish):
+            total.what.append(f"{where}: its follower heard {follower.text!r}, its client {answer.text!r}")
+
+
+def _check_heard(total: Tally, where: str, answer: Answer, taken: Taken) -> None:
+    ids = taken.ledger[answer.start :]
+    total.tokens_lost += max(0, taken.record["completion_tokens"] - answer.tokens)
+    if answer.start != taken.record["prompt_tokens"] or answer.tokens != taken.record["completion_tokens"]:
+        total.what.append(f"{where}: heard {answer.start} to {answer.end}, the session says {taken.record}")
+    if answer.text != taken.said:
+        total.what.append(f"{where}: heard {answer.text!r}, the transcript has {taken.said!r}")
+    right = position = answer.start
+    for event in answer.events[1:]:
+        came = event.id.position - position
+        if event.tokens is not None:
+            total.tokens_lost += max(0, came - event.tokens)
+            total.tokens_repeated += max(0, event.tokens - came)
+        total.tokens_repeated += max(0, -came)
+        position = event.id.position
+        if digest_of(ids[: position - answer.start]) != event.id.digest or event.id.turn != answer.turn:
+            total.tokens_contradicted += max(1, position - right)
+            total.what.append(f"{where}: event {event.id} is not what the ledger says")
+        right = position
+
+
+def _compare(total: Tally, where: str, taken: Taken, calm: Taken, diverged: bool) -> bool:
+    """Whether the turn is another one than in the undisturbed run. `diverged`: one before it was; what only follows
+    from that, since the prompts differ, is not counted again."""
+    total.tokens_recomputed += max(0, taken.answer.prefilled - calm.answer.prefilled)
+    heard, usual = taken.answer, calm.answer
+    prompts = taken.ledger[: heard.start], calm.ledger[: usual.start]
+    mine, theirs = taken.ledger[heard.start :][: heard.tokens], calm.ledger[usual.start :][: usual.tokens]
+    alike = mine == theirs and heard.text == usual.text and heard.finish == usual.finish
+    if (alike and prompts[0] == prompts[1]) or (diverged and prompts[0] != prompts[1]):
+        return diverged
+    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), len(mine))
+    total.tokens_contradicted += max(1, len(mine) - same)
+    asked = f"{taken.step.kind}, {'equal' if prompts[0] == prompts[1] else 'other'} prompts, {dict(taken.step.options)}"
+    way = f"{'moved' if taken.moved else 'not moved'}, {heard.resumed} times resumed, {heard.tries} tries"
+    total.what.append(
+        f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)} ({asked}; "
+        f"{way}): {heard.text!r}, undisturbed {usual.text!r}"
+    )
+    return True

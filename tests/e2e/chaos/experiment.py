@@ -1,0 +1,97 @@
+"""One experiment: conversations under faults, then the same ones undisturbed, and what the comparison says."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.e2e.chaos.comparison import Tally, tally
+from tests.e2e.chaos.conversations import conversation
+from tests.e2e.chaos.copies import Copies
+from tests.e2e.chaos.faults import KINDS, Faults, Kind
+from tests.e2e.chaos.nodes import Nodes
+from tests.e2e.chaos.timing import seconds_after_kills, seconds_of_moves
+from tests.e2e.chaos.workload import Workload
+
+STEPS = 200
+"""More than any conversation comes to before the faults are over."""
+
+PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`plain` and `salted`: conversations of each kind; `longest`: tokens of the longest answer."""
+
+    nodes: Nodes
+    seed: int
+    plain: int
+    salted: int
+    longest: int
+
+
+@dataclass
+class Outcome:
+    """`after_kill`: seconds from a kill to the next token of each stream whose owner died, by kind; `pauses`: the
+    longest gap of chunks around each move less the stream's median gap, in seconds. `document_bytes`: what a session's
+    state came to at a turn's end, in the middle."""
+
+    seconds: float
+    conversations: int
+    kills: dict[str, int]
+    moves: int
+    not_moved: dict[str, int]
+    whole_again: list[float]
+    plain: Tally
+    salted: Tally
+    after_kill: dict[str, list[float]] = field(default_factory=dict)
+    pauses: list[float] = field(default_factory=list)
+    document_bytes: int = 0
+
+
+def single_faults(experiment: Experiment, kinds: Sequence[Kind], moves_between: int) -> Outcome:
+    """The next kill waits until every log has its full set again."""
+    return _run(experiment, lambda faults: faults.one_at_a_time(kinds, moves_between))
+
+
+def overlapping_faults(experiment: Experiment, kills: int, seconds: float) -> Outcome:
+    """Kills of random kinds up to `seconds` apart."""
+    kinds = random.Random(experiment.seed).choices(KINDS, k=kills)
+    return _run(experiment, lambda faults: faults.overlapping(kinds, seconds))
+
+
+def _run(experiment: Experiment, disturb: Callable[[Faults], None]) -> Outcome:
+    began = time.monotonic()
+    nodes, seed = experiment.nodes, experiment.seed
+    numbers = range(experiment.plain + experiment.salted)
+    planned = [
+        conversation(seed, number, STEPS, experiment.longest, salted=number >= experiment.plain) for number in numbers
+    ]
+    workload = Workload(nodes.url, f"disturbed-{seed}", planned, PAUSE_SECONDS)
+    faults = Faults(nodes, workload, random.Random(seed))
+    with workload.begun(), Copies(nodes).watched() as copies:
+        disturb(faults)
+        workload.stop()
+        talks = workload.finish()
+    plain, salted = talks[: experiment.plain], talks[experiment.plain :]
+    calm = Workload(nodes.url, f"calm-{seed}", [talk.conversation.first(talk.steps) for talk in plain])
+    with calm.begun():
+        undisturbed = calm.finish()
+    compared = tally(plain, undisturbed), tally(salted, None)
+    compared[1].what.extend(copies.contradictions)
+    return Outcome(
+        seconds=time.monotonic() - began,
+        conversations=len(talks),
+        kills=faults.counts,
+        moves=len(faults.moves),
+        not_moved=dict(faults.not_moved),
+        whole_again=[round(seconds, 2) for seconds in faults.waited],
+        plain=compared[0],
+        salted=compared[1],
+        after_kill=seconds_after_kills(talks, faults.kills),
+        pauses=seconds_of_moves(talks, faults.moves),
+        document_bytes=int(statistics.median(taken.size for talk in talks for taken in talk.turns)),
+    )

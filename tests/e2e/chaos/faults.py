@@ -1,0 +1,188 @@
+"""What is done to the cluster while it works: kills of every part, and moves. One at a time, or overlapping."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import httpx
+from ray.exceptions import RayError
+
+from tests.e2e.chaos.nodes import Nodes, process_of, replicas, until
+from tests.e2e.chaos.workload import Talk, Workload
+
+Kind = Literal["replica", "node", "directory", "host_store", "ingress"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COPIES = 2
+AGAIN_SECONDS = 0.25
+WHOLE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`at`: on the monotonic clock. `victims`: sessions whose owner died."""
+
+    kind: Kind
+    at: float
+    victims: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Move:
+    """A session that was moved while its turn ran, or between turns. Seconds of the monotonic clock."""
+
+    key: str
+    session: str
+    began: float
+    ended: float
+
+
+@dataclass
+class Faults:
+    """`kills`, `moves`: what was done so far. `waited`: seconds until everything was whole again, kill by kill."""
+
+    nodes: Nodes
+    workload: Workload
+    draw: random.Random
+    kills: list[Kill] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    not_moved: Counter[str] = field(default_factory=Counter)
+    waited: list[float] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {kind: sum(kill.kind == kind for kill in self.kills) for kind in KINDS}
+
+    # -------------------------------------------------------------------------------------------- one at a time
+
+    def one_at_a_time(self, kinds: Sequence[Kind], moves_between: int) -> None:
+        """Ends early when the conversations are over."""
+        for kind in kinds:
+            for _ in range(moves_between):
+                self.move()
+            self._busy()
+            if self.workload.over:
+                return
+            self.kill(kind)
+            began = time.monotonic()
+            until(self.whole, f"every log has its full set after the kill of a {kind}", WHOLE_SECONDS)
+            self.waited.append(time.monotonic() - began)
+
+    def overlapping(self, kinds: Sequence[Kind], seconds: float) -> None:
+        """The next one comes after up to `seconds`, whatever has become of the one before."""
+        for kind in kinds:
+            self.move()
+            if self.workload.over:
+                return
+            with contextlib.suppress(RayError, ValueError, TimeoutError, LookupError):  # it is dead already
+                self.kill(kind)
+            time.sleep(self.draw.uniform(0, seconds))
+        until(self.whole, "every log has its full set after all kills", WHOLE_SECONDS)
+
+    # -------------------------------------------------------------------------------------------- what is done
+
+    def kill(self, kind: Kind) -> None:
+        {
+            "replica": self._kill_replica,
+            "node": self._kill_node,
+            "directory": lambda: self._kill_process(kind, self.nodes.directory),
+            "host_store": lambda: self._kill_process(
+                kind, lambda: self.nodes.host_store(self.draw.choice(self.nodes.ids))
+            ),
+            "ingress": lambda: self._kill_process(kind, self.nodes.ingress),
+        }[kind]()
+
+    def move(self) -> None:
+        """Moves a session, one whose turn runs if there is any."""
+        talk, session = self._some_session()
+        if talk is None:
+            return
+        began = time.monotonic()
+        with contextlib.suppress(httpx.TransportError):
+            response = httpx.post(f"{self.nodes.url}/v1/sessions/{session}/migrate", headers=talk.headers, timeout=40)
+            if response.status_code == 200:
+                self.moves.append(Move(talk.key, session, began, time.monotonic()))
+            else:
+                self.not_moved[response.json()["error"]["code"]] += 1
+
+    def _kill_replica(self) -> None:
+        running = replicas(self.nodes.url)
+        victim = max(running.values(), key=lambda entry: entry["running"])
+        victims = self._owned(lambda owner: owner == victim["id"])
+        os.kill(victim["pid"], signal.SIGKILL)
+        self.kills.append(Kill("replica", time.monotonic(), victims))
+
+    def _kill_node(self) -> None:
+        running = [entry for entry in replicas(self.nodes.url).values() if entry["node"] in self.nodes.ids]
+        victim = max(running, key=lambda entry: entry["running"])
+        victims = self._owned(lambda owner: owner == victim["id"])
+        self.kills.append(Kill("node", time.monotonic(), victims))
+        self.nodes.remove(victim["node"])
+        self.nodes.add()
+
+    def _kill_process(self, kind: Kind, actor: Callable[[], Any]) -> None:
+        os.kill(process_of(actor()), signal.SIGKILL)
+        self.kills.append(Kill(kind, time.monotonic()))
+
+    # -------------------------------------------------------------------------------------------- what is known
+
+    def whole(self) -> bool:
+        """Whether every part is there, and every log has its full set."""
+        if len(replicas(self.nodes.url)) < self.nodes.count:
+            return False
+        try:
+            for node in self.nodes.ids:
+                process_of(self.nodes.host_store(node))
+        except (RayError, ValueError, TimeoutError):
+            return False
+        for talk in self.workload.talks:
+            placed = self._placed(talk)
+            for session in list(talk.sessions):
+                entry = placed.get(session)
+                if entry is None or len(entry["copies"]) < COPIES:
+                    if entry is not None and entry["replica"] is None:
+                        self._show(talk, session)
+                    return False
+        return True
+
+    def _show(self, talk: Talk, session: str) -> None:
+        """A session without an owner gets one when somebody asks for it."""
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(f"{self.nodes.url}/v1/sessions/{session}", headers=talk.headers, timeout=40)
+
+    def _placed(self, talk: Talk) -> dict[str, dict[str, Any]]:
+        with contextlib.suppress(httpx.TransportError):
+            response = httpx.get(f"{self.nodes.url}/v1/sessions", headers=talk.headers, timeout=15)
+            if response.status_code == 200:
+                return {entry["id"]: entry for entry in response.json()["data"]}
+        return {}
+
+    def _owned(self, by: Callable[[str | None], bool]) -> frozenset[tuple[str, str]]:
+        return frozenset(
+            (talk.key, session)
+            for talk in self.workload.talks
+            for session, entry in self._placed(talk).items()
+            if by(entry["replica"])
+        )
+
+    def _some_session(self) -> tuple[Talk | None, str]:
+        running = [(talk, session) for talk in self.workload.talks for session in list(talk.running)]
+        known = [(talk, session) for talk in self.workload.talks for session in talk.sessions]
+        choices = running or known
+        return self.draw.choice(choices) if choices else (None, "")
+
+    def _busy(self) -> None:
+        """A kill while nobody decodes shows little."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not self.workload.over:
+            answers = [answer for talk in self.workload.talks for answer in list(talk.running.values())]
+            if sum(len(answer.events) > 2 for answer in answers) >= 2:
+                return
+            time.sleep(0.05)

@@ -1,0 +1,178 @@
+"""The three machines side by side, without a network: a test says what arrives, and when."""
+
+from __future__ import annotations
+
+from deployment.ownership.directory import Directory
+from deployment.ownership.log import Numbered, Round, TurnBegan, TurnEnded
+from deployment.ownership.messages import (
+    Bring,
+    Claim,
+    Committed,
+    Found,
+    FromStore,
+    Grant,
+    Held,
+    Join,
+    Joined,
+    Lost,
+    Offer,
+    Opened,
+    Put,
+    Silent,
+    Taken,
+    ToReplica,
+    ToStore,
+    Wait,
+)
+from deployment.ownership.owner import Owner
+from deployment.ownership.registry import Registry
+from deployment.ownership.sending import Peer, Send
+from deployment.ownership.store import Store
+from deployment.ownership.words import NOTHING, Member, SessionKey
+from tests.ownership.fake_storage import FakeStorage, FakeValues
+
+KEY = SessionKey("t" * 64, "one")
+UNIX = 1_790_000_000.0
+
+
+class Hand:
+    """A directory, a store on each node, and owners. What goes to a node in `away` is lost."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.now = 100.0
+        self.values = FakeValues()
+        self.registry = Registry(self.values, "app")
+        self.away: set[str] = set()
+        self.stores: dict[str, Store] = {}
+        self.storages: dict[str, FakeStorage] = {}
+        self.owners: list[Owner] = []
+        self.told: list[ToReplica | Offer] = []
+        self._arenas = 0
+        for node in nodes:
+            self.fresh_store(node)
+        self.start_directory()
+
+    # -------------------------------------------------------------------------------------------- actors
+
+    def fresh_store(self, node: str) -> None:
+        self._arenas += 1
+        self.storages[node] = FakeStorage(f"{self._arenas:032x}")
+        self.registry.register(Member(node, self.storages[node].incarnation))
+        self.restart_store(node)
+
+    def restart_store(self, node: str) -> None:
+        self.stores[node] = Store(node, self.storages[node])
+
+    def start_directory(self) -> None:
+        """All that can be reached tell it what they know."""
+        self.directory = Directory(self.registry, UNIX, self.now)
+        self.directory.durable_ids(())
+        for node in self.stores:
+            self.tell(node)
+        for owner in self.owners:
+            self.renew(owner)
+
+    def tell(self, node: str) -> bool:
+        """A store tells the directory what it holds. False: it is void."""
+        store = self.stores[node]
+        return node in self.away or self.directory.store_here(store.member, store.index(), self.now)
+
+    def renew(self, owner: Owner, node: str = "a") -> None:
+        report = owner.report
+        self.directory.renew(owner.replica, node, [report] if report else [], self.now)
+
+    def member(self, node: str) -> Member:
+        return self.stores[node].member
+
+    # -------------------------------------------------------------------------------------------- owners
+
+    def owner(self, replica: str, offered_by: str | None = None) -> Owner:
+        self.owners.append(Owner(KEY, replica, f"tenure-{len(self.owners)}", offered_by))
+        return self.owners[-1]
+
+    def claim(self, owner: Owner, node: str, **more: object) -> Grant | Taken | Wait | Lost:
+        claim = Claim(owner.key, owner.replica, owner.tenure, node, **more)  # pyright: ignore[reportArgumentType]
+        return self.directory.claim(claim, self.now)
+
+    def take(self, owner: Owner, node: str, **more: object) -> Opened:
+        """Claims and opens, loads what the log says."""
+        grant = self.claim(owner, node, **more)
+        assert isinstance(grant, Grant), grant
+        self.told.clear()
+        self.carry(owner, owner.granted(grant, self.now))
+        opened = next(message for message in self.told if isinstance(message, Opened))
+        owner.loaded()
+        return opened
+
+    def append(self, owner: Owner, *records: Numbered) -> int:
+        """What is committed then: the sequence up to which records may be published."""
+        self.carry(owner, owner.append(records, self.now))
+        return owner.committed.sequence
+
+    def tick(self, owner: Owner, seconds: float = 1.0) -> None:
+        self.now += seconds
+        for node in self.stores:
+            if node not in self.away:
+                self.directory.store_alive(self.member(node), self.now)
+        sends = owner.tick(self.now)
+        self.carry(owner, sends if "head" in self.away else sends + self._reconcile(owner))
+
+    def carry(self, owner: Owner, sends: list[Send]) -> None:
+        """Everything arrives at once and in order, where anybody is."""
+        waiting = list(sends)
+        while waiting:
+            send = waiting.pop(0)
+            if isinstance(send.to, Member):
+                answer = self.ask(send.to, send.message)  # pyright: ignore[reportArgumentType]
+                waiting += owner.received(answer, self.now) if answer is not None else []
+            elif isinstance(send.to, Peer) or send.to == "here":
+                self.told.append(send.message)  # pyright: ignore[reportArgumentType]
+            elif "head" not in self.away:
+                self._tell_directory(send.message)
+                waiting += self._reconcile(owner)
+
+    def ask(self, member: Member, message: ToStore) -> FromStore | None:
+        if member.node in self.away or self.member(member.node) != member:
+            return None
+        if isinstance(message, Bring):
+            if message.source.node in self.away:
+                return None
+            frontiers, document = self.stores[message.source.node].document(message.key, message.order)
+            message = Put(message.key, message.epoch, message.order, frontiers, bytes(document))
+        return self.stores[member.node].answer(message)
+
+    def _tell_directory(self, message: object) -> None:
+        match message:
+            case Held():
+                self.directory.hold(message)
+            case Silent():
+                self.directory.silence(message, self.now)
+            case Found():
+                self.directory.found(message, self.now)
+            case Joined():
+                self.directory.joined(message, self.now)
+
+    def _reconcile(self, owner: Owner) -> list[Send]:
+        sends: list[Send] = []
+        for replica, message in self.directory.reconcile(self.now):
+            if replica == owner.replica and isinstance(message, Grant):
+                sends += owner.granted(message, self.now)
+            elif replica == owner.replica and isinstance(message, Join):
+                sends += owner.join(message, self.now)
+        return sends
+
+    def committed(self) -> int:
+        """The highest sequence that an owner said may be published since `told` was cleared."""
+        return max((message.sequence for message in self.told if isinstance(message, Committed)), default=0)
+
+
+def began(turn: str = "t1", key: str | None = None) -> TurnBegan:
+    return TurnBegan(NOTHING, turn, {"rounds": 3}, bytes(32), 7, key, (1, 2, 3), 0, UNIX)
+
+
+def a_round(start: int, *tokens: int, turn: str = "t1") -> Round:
+    return Round(NOTHING, turn, 0, start, tokens, 0, None)
+
+
+def ended(turn: str = "t1", at: float = UNIX) -> TurnEnded:
+    return TurnEnded(NOTHING, turn, 0, "length", 3, None, None, 0, at)

@@ -1,0 +1,42 @@
+"""Thousands of ways for a cluster to break: nothing published is lost, repeated or contradicted, and all comes back.
+
+What is checked after every step is in `truth.py`. To play one schedule again: `run(SEED)`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.ownership.cluster import run
+from tests.ownership.faults import FAULTS
+
+SOAK_SCHEDULES = 100_000
+CI_SCHEDULES = 1_000
+
+
+def play(seeds: range) -> Counter[str]:
+    """Raises `Broken` with the seed at the first schedule that breaks a promise."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        counts = run(seed)
+        seen.update(counts.faults)
+        seen.update(steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, lost=counts.lost)
+    return seen
+
+
+def test_no_schedule_breaks_a_promise_and_every_kind_of_fault_is_in_them():
+    seen = play(range(CI_SCHEDULES))
+    assert all(seen[fault.__name__] > 50 for fault in FAULTS)
+    assert seen["takeovers"] > 2 * CI_SCHEDULES and seen["tokens"] > 20 * CI_SCHEDULES
+
+
+@pytest.mark.soak
+def test_no_schedule_of_very_many_breaks_a_promise():
+    print(play(range(SOAK_SCHEDULES)))
+
+
+def test_a_seed_plays_the_same_schedule_again():
+    assert run(7) == run(7)
+    assert run(7) != run(8)

@@ -1,0 +1,259 @@
+"""A host store: what it acknowledged outlives its process, and nobody who was shut out comes back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from deployment.ownership.log import Deleted, Numbered
+from deployment.ownership.log_copy import KEY_SECONDS
+from deployment.ownership.log_format import encode
+from deployment.ownership.messages import (
+    Append,
+    Ends,
+    FromStore,
+    Full,
+    Gap,
+    Install,
+    Kept,
+    NameSet,
+    Put,
+    Receipt,
+    Refused,
+    Seal,
+    ToStore,
+    Trim,
+)
+from deployment.ownership.store import TOMBSTONE_SECONDS, Store
+from deployment.ownership.words import NOTHING, Epoch, Member, Order
+from state.errors import StateError
+from tests.ownership.by_hand import KEY, UNIX, a_round, began, ended
+from tests.ownership.fake_storage import FakeStorage, ProcessDied
+
+FIRST, SECOND = Epoch(1_790_000_000, 1), Epoch(1_790_000_000, 2)
+OTHER = Member("other", "f" * 32)
+
+
+def at(sequence: int, epoch: Epoch = FIRST) -> Order:
+    return Order(epoch, sequence)
+
+
+def record(made: Numbered, sequence: int, epoch: Epoch = FIRST) -> bytes:
+    return encode(replace(made, order=at(sequence, epoch)))
+
+
+def turn(sequence: int, epoch: Epoch = FIRST, key: str | None = None) -> bytes:
+    return record(began(f"t{sequence}", key), sequence, epoch)
+
+
+def sealed(storage: FakeStorage | None = None, epoch: Epoch = FIRST) -> Store:
+    store = Store("node", storage or FakeStorage("0" * 32))
+    assert isinstance(store.answer(Seal(KEY, epoch)), Ends)
+    return store
+
+
+def ends(store: Store) -> Ends:
+    (only,) = store.index()
+    return only
+
+
+def test_append_is_idempotent_and_a_gap_is_refused():
+    store = sealed()
+    both = Append(KEY, FIRST, NOTHING, (turn(1), turn(2)))
+    for _ in range(2):
+        answer = store.answer(both)
+        assert isinstance(answer, Receipt) and answer.end == at(2)
+    assert isinstance(store.answer(Append(KEY, FIRST, at(3), (turn(4),))), Gap)
+    assert isinstance(store.answer(Append(KEY, FIRST, at(2), (turn(4),))), Gap)
+    late = store.answer(Append(KEY, FIRST, NOTHING, (turn(1),)))
+    assert isinstance(late, Receipt) and late.end == at(2)
+
+
+@pytest.mark.parametrize("ours", [FIRST, Epoch(SECOND.incarnation, 9)])
+def test_only_the_epoch_that_sealed_may_write(ours: Epoch):
+    store = sealed(epoch=SECOND)
+    for message in (
+        Append(KEY, ours, NOTHING, (turn(1, ours),)),
+        NameSet(KEY, ours, NOTHING, (store.member,), "r"),
+        Put(KEY, ours, NOTHING, (), b""),
+        Trim(KEY, ours, NOTHING, NOTHING, UNIX),
+    ):
+        answer = store.answer(message)
+        assert isinstance(answer, Refused) and answer.seal == SECOND
+
+
+def test_image_ahead_of_the_log_or_beside_it_is_refused():
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1),)))
+    assert isinstance(store.answer(Put(KEY, FIRST, at(2), (1,), b"x")), Gap)
+    assert isinstance(store.answer(Put(KEY, FIRST, at(1, SECOND), (1,), b"x")), Gap)
+    assert isinstance(store.answer(Put(KEY, FIRST, at(1), (1,), b"x")), Kept)
+    assert bytes(store.document(KEY, at(1))[1]) == b"x"
+    with pytest.raises(StateError, match="does not hold it"):
+        store.document(KEY, at(2))
+
+
+def test_log_is_trimmed_only_behind_an_image_that_is_held():
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, tuple(turn(n) for n in (1, 2, 3))))
+    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2), UNIX)), Gap)
+    store.answer(Put(KEY, FIRST, at(2), (1,), b"x"))
+    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2), UNIX)), Receipt)
+    assert ends(store).history.first == 2 and ends(store).whole
+
+
+def test_later_epoch_takes_the_place_of_a_tail_that_was_never_published():
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, tuple(turn(n) for n in (1, 2, 3))))
+    store.answer(Seal(KEY, SECOND))
+    store.answer(Append(KEY, SECOND, at(1), (turn(2, SECOND),)))
+    restarted = Store("node", store._storage)
+    for copy in (store, restarted):
+        history = ends(copy).history
+        assert history.end == at(2, SECOND) and at(1) in history and at(2) not in history and at(3) not in history
+
+
+def test_store_that_is_left_out_of_a_set_keeps_nothing_but_that():
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1),)))
+    store.answer(Put(KEY, FIRST, at(1), (1,), b"x"))
+    store.answer(Seal(KEY, SECOND))
+    assert isinstance(store.answer(NameSet(KEY, SECOND, at(1), (OTHER,), "r")), Receipt)
+    left = ends(Store("node", store._storage))
+    assert left.named is not None and left.named.members == (OTHER,)
+    assert left.history.runs == () and left.images == () and left.seal == SECOND
+
+
+def test_member_whose_log_ends_elsewhere_is_not_named():
+    store = sealed()
+    assert isinstance(store.answer(NameSet(KEY, FIRST, at(1), (store.member,), "r")), Gap)
+
+
+def test_late_repetition_of_an_installation_takes_nothing_back():
+    store = Store("node", FakeStorage("0" * 32))
+    install = Install(KEY, FIRST, (turn(5), turn(6)))
+    store.answer(install)
+    store.answer(Append(KEY, FIRST, at(6), (turn(7),)))
+    answer = store.answer(install)
+    assert isinstance(answer, Receipt) and answer.end == at(7)
+
+
+def test_full_store_writes_nothing_and_says_what_is_free():
+    storage = FakeStorage("0" * 32, room=400)
+    store = sealed(storage)
+    assert isinstance(store.answer(Append(KEY, FIRST, NOTHING, (turn(1),))), Receipt | Full)
+    end = ends(store).history.end
+    answer = store.answer(Append(KEY, FIRST, end, tuple(turn(n) for n in range(end.sequence + 1, 9))))
+    assert isinstance(answer, Full) and answer.wanted > answer.free == storage.room
+    assert ends(store).history.end == end
+
+
+def test_idempotency_key_is_found_after_trim_and_restart_for_a_day():
+    storage = FakeStorage("0" * 32)
+    store = sealed(storage)
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1, key="k"),)))
+    running = store.find_turn(KEY.tenant, "k", UNIX + 2 * KEY_SECONDS)
+    assert running is not None and running.turn.until is None
+    store.answer(Append(KEY, FIRST, at(1), (record(ended("t1"), 2), turn(3))))
+    store.answer(Put(KEY, FIRST, at(3), (1,), b"x"))
+    for _ in range(2):
+        store.answer(Trim(KEY, FIRST, at(3), at(3), UNIX + 1))
+        store = Store("node", storage)
+    found = store.find_turn(KEY.tenant, "k", UNIX + KEY_SECONDS - 1)
+    assert found is not None and (found.key, found.turn.turn, found.turn.began) == (KEY, "t1", 1)
+    assert store.find_turn(KEY.tenant, "k", UNIX + KEY_SECONDS + 1) is None
+    assert store.find_turn("u" * 64, "k", UNIX) is None
+
+
+def test_tombstone_is_all_that_stays_of_a_deleted_session_for_a_week():
+    storage = FakeStorage("0" * 32)
+    store = sealed(storage)
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1), turn(2))))
+    store.answer(Put(KEY, FIRST, at(2), (1,), b"x"))
+    store.answer(Append(KEY, FIRST, at(2), (record(Deleted(NOTHING, UNIX), 3),)))
+    for _ in range(2):
+        left = ends(store)
+        assert left.deleted and left.whole and left.images == () and left.history.first == 3
+        store = Store("node", storage)
+    store.forget_tombstones(UNIX + TOMBSTONE_SECONDS - 1)
+    assert ends(store).deleted
+    store.forget_tombstones(UNIX + TOMBSTONE_SECONDS + 1)
+    assert store.index() == () and storage.keys() == ()
+
+
+def scenario(member: Member) -> list[ToStore]:
+    """A session's life in one copy: every kind of change."""
+    return [
+        Seal(KEY, FIRST),
+        NameSet(KEY, FIRST, NOTHING, (member, OTHER), "r1"),
+        Append(KEY, FIRST, NOTHING, (turn(1, key="k"), record(a_round(3, 9), 2), record(ended("t1"), 3))),
+        Put(KEY, FIRST, at(3), (4,), b"one"),
+        Trim(KEY, FIRST, at(3), at(3), UNIX),
+        Seal(KEY, SECOND),
+        Append(KEY, SECOND, at(3), (turn(4, SECOND), turn(5, SECOND))),
+        NameSet(KEY, SECOND, at(5, SECOND), (member,), "r2"),
+        Put(KEY, SECOND, at(5, SECOND), (6,), b"two"),
+        Trim(KEY, SECOND, at(5, SECOND), at(4, SECOND), UNIX),
+        Append(KEY, SECOND, at(5, SECOND), (record(Deleted(NOTHING, UNIX), 6, SECOND),)),
+    ]
+
+
+def play(store: Store, messages: list[ToStore]) -> list[FromStore]:
+    return [store.answer(message) for message in messages]
+
+
+def test_process_may_die_before_any_write_and_what_was_asked_again_is_done():
+    whole = Store("node", FakeStorage("0" * 32))
+    messages = scenario(whole.member)
+    expected = play(whole, messages)
+    assert not any(isinstance(answer, Gap | Refused | Full) for answer in expected)
+    for writes in range(100):
+        storage = FakeStorage("0" * 32)
+        storage.writes_left = writes
+        store, done, died, seal = Store("node", storage), 0, False, Epoch(0, 0)
+        while done < len(messages):
+            try:
+                answer = store.answer(messages[done])
+                assert answer == expected[done]
+                seal, done = max(seal, messages[done].epoch), done + 1
+            except ProcessDied:
+                storage.writes_left, died = None, True
+                store = Store("node", storage)
+                assert done == 0 or ends(store).seal >= seal
+        assert store.index() == whole.index()
+        assert store.find_turn(KEY.tenant, "k", UNIX) == whole.find_turn(KEY.tenant, "k", UNIX)
+        if not died:
+            assert writes > len(messages)
+            return
+    pytest.fail("the scenario has no end")
+
+
+def test_store_restarts_during_a_thousand_captures_and_every_receipt_holds():
+    rng = random.Random(5)
+    storage = FakeStorage("0" * 32)
+    store = sealed(storage)
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1),)))
+    deaths = 0
+    for sequence in range(2, 1002):
+        messages = [
+            Append(KEY, FIRST, at(sequence - 1), (record(a_round(sequence, sequence), sequence),)),
+            Put(KEY, FIRST, at(sequence), (sequence,), sequence.to_bytes(4)),
+            Trim(KEY, FIRST, at(sequence), at(sequence), UNIX),
+        ]
+        while messages:
+            storage.writes_left = rng.randint(0, 6)
+            try:
+                assert isinstance(store.answer(messages[0]), Receipt | Kept)
+                del messages[0]
+            except ProcessDied:
+                deaths += 1
+                storage.writes_left = None
+                store = Store("node", storage)
+                left = ends(store)
+                assert left.whole and left.seal == FIRST and left.history.end >= at(sequence - 1)
+        assert [image.order for image in ends(store).images] == [at(sequence)]
+    assert deaths > 500
+    assert bytes(store.document(KEY, at(1001))[1]) == (1001).to_bytes(4)
+    assert len(storage.records(KEY)) < 10
