@@ -32,7 +32,7 @@ from deployment.locks import Locks
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
-from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, SessionKey
+from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
@@ -147,7 +147,8 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            if must_exist and believed is not None and believed.epoch <= self._deleted.get(key, NEVER):
+            deleted = self._deleted.get(key)
+            if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
             try:
                 opened = await self._taken(key, anew=False)

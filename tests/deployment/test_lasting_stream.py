@@ -172,7 +172,8 @@ def test_a_turn_without_a_log_goes_on_from_the_rounds_that_were_told_with_the_se
     assert taken(fake, asked(None)) == [opened().event, *(one.event for one in told), closed().event]
     first, second = (args[0] for _, _, args in fake.calls)
     assert first.resumed == () and second.resumed == ((*rounds_of(told[0]), *rounds_of(told[1])),)
-    assert first.seed == second.seed is not None
+    assert (first.draws, second.draws) == (None, opened().event.seed)
+    assert first.seed is second.seed is None, "a retry must be the same request"
 
 
 def test_choices_that_are_over_are_not_told_again_when_the_others_go_on():

@@ -70,6 +70,7 @@ _NOT_LOGGED = {
     "turn": "the record's own", "key": "the log's own", "tenant": "the log's own", "n": "1 in a session",
     "must_exist": "was so", "repeated": "says who asked", "hint": "none with a session", "resumed": "the log has them",
     "accept_durable": "was so",
+    "draws": "the record has the seed",
 }  # fmt: skip
 
 
