@@ -13,7 +13,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,21 +23,19 @@ from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
-from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Drop, Export, Exported, Hit, Import, Imported
+from deployment.engine.errors import UNKNOWN_SESSION, EngineError
+from deployment.engine.messages import Drop, Export, Exported, Hit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
-from deployment.ownership.messages import Drain, Image, NoRoom, Offer, Opened, Placed, Wait
-from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
-from deployment.session import Session, engine_id_of
-from deployment.session_log import LoggedTurn, living, logged_turns
-from deployment.turn_records import turn_record
-from deployment.turns import TurnText
+from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.words import NOTHING, Epoch, SessionKey
+from deployment.rebuilding import Rebuilder, exists
+from deployment.session import Session
+from deployment.session_log import LoggedTurn
 from state.errors import StateError
-from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
@@ -51,17 +48,6 @@ HEARD_SECONDS = 5.0
 log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """A session as its copies say it. `newest`: the last turn that its log tells, which may have to go on; `arrival`:
-    what its last owner sent, if its state was made of that."""
-
-    session: Session
-    hit: Hit
-    newest: LoggedTurn | None
-    arrival: Arrival | None
 
 
 class SessionKeeper:
@@ -88,6 +74,7 @@ class SessionKeeper:
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
             offered=self._offered, drain=lambda message: self._drain(message),
         )  # fmt: skip
+        self._rebuilder = Rebuilder(replica, service, cluster, arrivals)
         self._sessions: dict[SessionKey, Session] = {}
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
@@ -154,7 +141,7 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
-            if must_exist and not _exists(opened):
+            if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
             return await self._load(opened)
@@ -171,7 +158,11 @@ class SessionKeeper:
             opened = await self._taken(key, anew=True)
             if found is None:
                 return await self._load(opened)
-            session, hit = await self._import(opened, found.document, "disk")
+            try:
+                session, hit = await self._rebuilder.of_document(opened, found.document, "disk")
+            except RequestError:
+                self._owned.forget(key)
+                raise
             while not self._is_loaded(opened):
                 opened = await self._taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
@@ -225,7 +216,7 @@ class SessionKeeper:
         session = self._sessions[key] = Session(key, opened.epoch)
         session.moving = True  # no turn begins in what is not there yet
         try:
-            record = await self._import_exactly(session, document)
+            record = await self._rebuilder.exactly(key, document)
             session = self._sessions[key] = Session.of_record(key, session.epoch, record)
             session.created = True
             await self.settle(session)
@@ -262,7 +253,7 @@ class SessionKeeper:
             opened = await self._taken(key, anew=False)
         except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
-        if _exists(opened):
+        if exists(opened):
             self._owned.forget(key)
             raise session_exists(key.session)
         return await self._as_nothing(opened)
@@ -285,10 +276,14 @@ class SessionKeeper:
 
     async def _load(self, opened: Opened) -> tuple[Session, Hit]:
         """The session as its copies say it, and the right to append to it. RequestError (503)."""
-        rebuilt = await self._rebuilt(opened)
-        while not self._is_loaded(opened):
-            opened = await self._taken(opened.key, anew=False)
-            rebuilt = await self._rebuilt(opened)
+        try:
+            rebuilt = await self._rebuilder.rebuilt(opened)
+            while not self._is_loaded(opened):
+                opened = await self._taken(opened.key, anew=False)
+                rebuilt = await self._rebuilder.rebuilt(opened)
+        except RequestError:
+            self._owned.forget(opened.key)  # the next request takes it over again, and tries the copies again
+            raise
         session = rebuilt.session
         session.came = rebuilt.hit
         self._sessions[opened.key] = session
@@ -324,118 +319,9 @@ class SessionKeeper:
             self._owned.forget(opened.key)
             raise session_unavailable(opened.key.session, str(error)) from None
 
-    async def _rebuilt(self, opened: Opened) -> _Rebuilt:
-        arrival = self._arrivals.arrived(opened.key, opened.end)
-        came = await self._of_arrival(opened, arrival) if arrival is not None else None
-        session, hit = came or await self._newest_image(opened)
-        said = living(opened.records)
-        session.created = bool(opened.images) or any(isinstance(record, HeadMoved) for record in said)
-        booked = {turn.id for turn in session.turns}
-        turns = logged_turns(said)
-        for turn in turns:
-            if turn.began.turn not in booked:
-                self._book(session, turn)
-        session.order = opened.end.sequence
-        if _exists(opened):
-            session.arrived = time.monotonic()
-        return _Rebuilt(session, hit, turns[-1] if turns else None, arrival if came is not None else None)
-
-    def _book(self, session: Session, turn: LoggedTurn) -> None:
-        """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
-        finished = turn.finished()
-        if finished is None or not (finished.token_ids or finished.hidden_ids):
-            return
-        request, prompt = turn.request(session.key), turn.prompt
-        text = TurnText(self._service.tokenizer, prompt.opener)
-        text.push(finished.token_ids, finished.text_cut)
-        text.flush()
-        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
-        session.book(prompt, finished, (*request.messages, text.message), record)
-
-    async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
-        """None if the copies may have more of its state than what came."""
-        key, name = opened.key, engine_id_of(opened.key)
-        command = Import(self._call(), name, arrival.document, "peer", tenant=key.tenant, migration=arrival.migration)
-        try:
-            imported = await self._service.call(command)
-        except EngineError as error:
-            log.warning("what came of session %s cannot be loaded: %s", key, error)
-            return None
-        assert isinstance(imported, Imported)
-        if not imported.frontiers and opened.images:
-            return None
-        return self._of_import(opened, imported, "peer")
-
-    async def _newest_image(self, opened: Opened) -> tuple[Session, Hit]:
-        for image in reversed(opened.images):
-            document = await self._fetched(opened.source, image, opened.key)
-            if document is not None and opened.source is not None:
-                hit: Hit = "host" if opened.source.node == self._cluster.node else "peer"
-                return await self._import(opened, document, hit)
-        return Session(opened.key, opened.epoch), "none"
-
-    async def _fetched(self, source: Member | None, image: Image, key: SessionKey) -> bytes | None:
-        if source is None:
-            return None
-        try:
-            return await self._cluster.image(source, image, key)
-        except (RayError, StateError, TimeoutError, ValueError) as error:
-            log.warning("an image of session %s could not be read: %s", key, error)
-            return None
-
-    async def _import(self, opened: Opened, document: bytes, hit: Hit) -> tuple[Session, Hit]:
-        """The session as its document has it, and whether any state of it is on the device now."""
-        key = opened.key
-        session = Session(key, opened.epoch)
-        try:
-            imported = await self._service.call(
-                Import(self._call(), session.engine_id, document, hit, tenant=key.tenant)
-            )
-        except EngineError as error:
-            # Not kept: the next request takes it over again, and tries the copies again.
-            self._owned.forget(key)
-            raise session_unavailable(key.session, f"its state cannot be loaded ({error})") from None
-        assert isinstance(imported, Imported) and imported.record is not None
-        if imported.record.id != key.session:
-            await self._service.call(Drop(self._call(), session.engine_id))
-            self._owned.forget(key)
-            raise session_unavailable(key.session, f"its copy is that of session {imported.record.id!r}")
-        return self._of_import(opened, imported, hit)
-
-    def _of_import(self, opened: Opened, imported: Imported, hit: Hit) -> tuple[Session, Hit]:
-        assert imported.record is not None
-        session = Session.of_record(opened.key, opened.epoch, imported.record)
-        if imported.foreign is not None and imported.foreign.mismatch.matter in ("text", "weights"):
-            session.foreign = imported.foreign
-        return session, hit if imported.frontiers else "none"
-
-    async def _import_exactly(self, session: Session, document: bytes) -> SessionRecord:
-        try:
-            imported = await self._service.call(
-                Import(self._call(), session.engine_id, document, "disk", exact=True, tenant=session.key.tenant)
-            )
-        except EngineError as error:
-            status = {BAD_STATE: 400, FINGERPRINT_MISMATCH: 409}.get(error.code)
-            if status is None:
-                raise
-            raise RequestError(status, error.code, f"document: {error.message}", "document") from None
-        assert isinstance(imported, Imported) and imported.record is not None
-        if not imported.record.ledger:
-            raise RequestError(400, BAD_STATE, "document: manifest.ledger: is empty, so there is nothing to continue")
-        return imported.record
-
     async def bring_back(self, session: Session) -> None:
         """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
-        for member in self._owned.members(session.key):
-            for image in reversed(await self._cluster.images(member, session.key)):
-                document = await self._fetched(member, image, session.key)
-                if document is not None:
-                    hit: Hit = "host" if member.node == self._cluster.node else "peer"
-                    await self._service.call(
-                        Import(self._call(), session.engine_id, document, hit, tenant=session.key.tenant)
-                    )
-                    return
-        raise session_unavailable(session.key.session, "no copy of its state was found; send the full history")
+        await self._rebuilder.onto_device(session.key, self._owned.members(session.key))
 
     async def _onto_device(self, session: Session) -> None:
         """Brings a session back that the device had no room to keep. Without a copy its ledger is prefilled."""
@@ -682,8 +568,3 @@ class SessionKeeper:
 
     def _call(self) -> str:
         return f"{self._replica}-{next(self._calls)}"
-
-
-def _exists(opened: Opened) -> bool:
-    """Whether anything is there; what was deleted, or never began, is not."""
-    return bool(opened.images) or bool(living(opened.records))
