@@ -22,6 +22,7 @@ from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import turn_record
 from deployment.turns import Prompt
 from deployment.wire import Moved, TurnRequest
+from state.errors import StateError
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
 from tests.deployment.in_process import FakeService, Replica, World, packed
@@ -189,6 +190,28 @@ def test_state_that_cannot_be_loaded_is_an_error_now_and_tried_again_later():
         world.replicas["b"].service.broken = None
         again, hit = await get(world, "b")
         assert (hit, again.ledger) == ("peer", session.ledger)
+
+    run(steps)
+
+
+def test_an_image_that_cannot_be_read_is_an_error_now_and_never_an_older_past(monkeypatch: pytest.MonkeyPatch):
+    async def steps(world: World) -> None:
+        await turn(world, "a", 1, 2, 3)
+        session = await turn(world, "a", 4, 5)
+        while any(ends.history.first == 1 for store in world.stores.values() for ends in store.index()):
+            await asyncio.sleep(0)  # the log is trimmed behind the image
+        world.kill("a")
+        link = world.replicas["b"].link
+
+        async def unreadable(*image: Any) -> bytes:
+            raise StateError("the store does not hold it")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(link, "image", unreadable)
+            status, code, _ = await refused(get(world, "b"))
+            assert (status, code) == (503, "session_unavailable")
+        again, _ = await get(world, "b")
+        assert (again.ledger, len(again.turns)) == (session.ledger, 2)
 
     run(steps)
 
