@@ -76,6 +76,9 @@ def serve(
         bool, typer.Option("--accept-new-weights", help="Append turns go on from another model's tokens.")
     ] = False,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
+    durable: Annotated[
+        str | None, typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: nowhere.")
+    ] = None,
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
@@ -117,6 +120,7 @@ def serve(
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
             cluster_key_file=cluster_key_file,
+            durable=durable,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

@@ -86,6 +86,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""
         check_steps(self.draft_tokens_by_lanes)
+        if self.durable is not None and not (self.durable.startswith("/") or "://" in self.durable):
+            raise ValueError(f"durable is {self.durable!r}, must be an absolute path or a URL")
         if self.durable_bytes < 0:
             raise ValueError(f"durable_bytes is {self.durable_bytes}, must not be negative")
         for name in ("queue_turns", "tenant_lanes", "tenant_queued_tokens"):

@@ -172,8 +172,10 @@ def test_a_process_makes_sessions_durable_and_says_so_and_another_goes_on_from_t
 
 
 def test_a_durable_place_that_cannot_be_is_refused_by_name():
-    with pytest.raises(ModelError, match="durable: durable store: 'here' must be an absolute path or a URL"):
-        Durability(replace(OPTIONS, durable="here"), lambda event: None)
+    with pytest.raises(ValueError, match="durable is 'here', must be an absolute path or a URL"):
+        replace(OPTIONS, durable="here")
+    with pytest.raises(ModelError, match="durable: durable store: 'nowhere://x' cannot be opened"):
+        Durability(replace(OPTIONS, durable="nowhere://x"), lambda event: None)
     with pytest.raises(ValueError, match="durable_bytes is -1, must not be negative"):
         replace(OPTIONS, durable_bytes=-1)
 
