@@ -249,6 +249,28 @@ class SessionBody(BaseModel):
     id: str | None = None
 
 
+class CheckpointBody(BaseModel):
+    """`name`: by which the session's checkpoint is called; None: one of 8 hex digits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+
+
+class ForkBody(SessionBody):
+    """Where the fork begins: at one of these, or at the session's end."""
+
+    checkpoint: str | None = None
+    turn: str | None = None
+    frontier: int | None = Field(default=None, strict=True, ge=0)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ForkBody:
+        if sum(place is not None for place in (self.checkpoint, self.turn, self.frontier)) > 1:
+            raise ValueError("at most one of checkpoint, turn and frontier says where the fork begins")
+        return self
+
+
 class MigrateBody(BaseModel):
     """`to`: a replica's id; None lets the server choose another one than the owner."""
 

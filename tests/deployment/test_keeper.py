@@ -80,7 +80,7 @@ async def turn(world: World, name: str, *ids: int, image: bool = True) -> Sessio
     ended = of(request, prompt, ids)
     await replica.keeper.write(KEY, [ended_record(ended, request.turn, 0, 1.0)])
     answer = {"role": "assistant", "content": replica.service.tokenizer.decode(ids)}
-    record = turn_record(request, name, request.turn, 7, None, ended)
+    record = turn_record(request, name, request.turn, 7, None, ended, 1.0)
     session.book(prompt, ended, (*request.messages, answer), record)
     replica.service.held.add(session.engine_id)
     if image:
@@ -484,7 +484,7 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         parent = await turn(world, "a", 1, 2, 3)
         a = world.replicas["a"]
         child_key, empty_key = SessionKey(KEY.tenant, "child"), SessionKey(KEY.tenant, "empty")
-        async with a.keeper.creating(child_key, parent) as child:
+        async with a.keeper.creating(child_key, parent.record(), parent) as child:
             a.service.held.add(child.engine_id)
         empty = await a.keeper.create_empty(empty_key)
         assert child.free and empty.created
@@ -512,7 +512,7 @@ def test_a_fork_whose_owner_dies_before_its_copies_have_it_was_never_made():
                 await asyncio.sleep(1e9)
 
         async def forked() -> None:
-            async with a.keeper.creating(child_key, parent):
+            async with a.keeper.creating(child_key, parent.record(), parent):
                 pass
 
         a.service.before = dies
@@ -520,7 +520,7 @@ def test_a_fork_whose_owner_dies_before_its_copies_have_it_was_never_made():
         await about_to_copy.wait()
         world.kill("a")
         again, _ = await get(world, "b")
-        async with b.keeper.creating(child_key, again) as child:
+        async with b.keeper.creating(child_key, again.record(), again) as child:
             b.service.held.add(child.engine_id)
         assert child.ledger == parent.ledger
         forking.cancel()
@@ -553,7 +553,7 @@ def test_two_who_fork_to_one_name_at_once_make_one_session():
 
         async def fork() -> str:
             try:
-                async with a.keeper.creating(key, parent) as child:
+                async with a.keeper.creating(key, parent.record(), parent) as child:
                     await asyncio.sleep(0.05)
                     a.service.held.add(child.engine_id)
             except RequestError as error:
