@@ -33,7 +33,7 @@ from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists, unfinished
+from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
@@ -74,7 +74,7 @@ class SessionKeeper:
         self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced,
-            no_room=self._no_room, offered=self._offered,
+            copies_lost=self._copies_lost, no_room=self._no_room, offered=self._offered,
             drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals)
@@ -144,7 +144,7 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
-            if unfinished(opened) and await self._durable.has(key):
+            if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
                 return await self._restored(key, anew, accept_durable)
             if must_exist and not exists(opened):
                 await self._take_back(opened)
@@ -268,9 +268,9 @@ class SessionKeeper:
         finally:
             session.moving = False
 
-    async def _taken(self, key: SessionKey, anew: bool) -> Opened:
+    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew)
+            return await self._owned.take(key, anew=anew, holds=holds)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
@@ -575,6 +575,40 @@ class SessionKeeper:
             log.info("session %s has another owner now", key)
             self._owned.forget(key)
             self._lose(session)
+
+    def _copies_lost(self, key: SessionKey, holds: Epoch | None) -> None:
+        """No store has anything of a session any more. At rest, all of it is here still; a turn that runs cannot be
+        published, and ends."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        log.warning("no copy of session %s is left in any store", key)
+        self._owned.forget(key)
+        if holds is None or not session.free:
+            self._lose(session)
+            return
+        del self._sessions[key]
+        self._spawn(self._founded_again(session, holds))
+
+    async def _founded_again(self, session: Session, holds: Epoch) -> None:
+        """Gives the session new copies of what is here, if that is what was published last; else it is given up."""
+        key = session.key
+        async with self._getting.of(key):
+            if key in self._sessions:
+                return  # a full history has begun it anew
+            try:
+                opened = await self._taken(key, anew=False, holds=holds)
+                while not self._is_loaded(opened):
+                    opened = await self._taken(key, anew=False, holds=holds)
+                session.epoch, session.since = opened.epoch, 0
+                self._sessions[key] = session
+                await self.settle_again(session)
+            except (NotOwned, RequestError) as error:
+                log.warning("session %s is given up: %s", key, error)
+                self._owned.forget(key)
+                self._sessions.pop(key, None)
+                self._durable.forget(key)
+                await self._drop(session)
 
     def _lose(self, session: Session) -> None:
         """What is here of a session is not what counts any more."""

@@ -186,6 +186,13 @@ def unfinished(opened: Opened) -> bool:
     return not exists(opened) and bool(living(opened.records))
 
 
+def lacks_image(opened: Opened) -> bool:
+    """Whether an older session was to be given new copies, and its owner died before the first of them had it."""
+    moves = [one for one in living(opened.records) if isinstance(one, HeadMoved)]
+    alone = len(moves) == len(living(opened.records))
+    return alone and not opened.images and any(one.turn is not None for one in moves)
+
+
 def _needs_image(record: Record) -> bool:
     """A fork, an import or a session out of the durable tier begins with so many ids, which only its image says."""
     return isinstance(record, HeadMoved) and record.turn is None and record.length > 0

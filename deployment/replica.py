@@ -338,7 +338,8 @@ class EngineReplica:
         return await self._asked(self._delete(route, key))
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        # `anew`: one of which no copy is left can be deleted too.
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
         await self._keeper.delete(session, time.time())
         self._turns.forget(key)
         return True

@@ -22,7 +22,10 @@ def play(seeds: range) -> Counter[str]:
     for seed in seeds:
         counts = run(seed)
         seen.update(counts.faults)
-        seen.update(steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, lost=counts.lost)
+        seen.update(
+            steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, forks=counts.forks, lost=counts.lost,
+            found_again=counts.found_again,
+        )  # fmt: skip
     return seen
 
 
@@ -30,6 +33,7 @@ def test_no_schedule_breaks_a_promise_and_every_kind_of_fault_is_in_them():
     seen = play(range(CI_SCHEDULES))
     assert all(seen[fault.__name__] > 50 for fault in FAULTS)
     assert seen["takeovers"] > 2 * CI_SCHEDULES and seen["tokens"] > 20 * CI_SCHEDULES
+    assert seen["forks"] > CI_SCHEDULES / 2 and seen["found_again"] > 0
 
 
 @pytest.mark.soak
