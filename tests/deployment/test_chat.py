@@ -170,7 +170,7 @@ def test_every_command_does_what_help_says(tmp_path: Path):
              f"/export {file}", "/help", "/quit", "never read")  # fmt: skip
     out, notes = talk(server, *lines)
     said = notes.splitlines()
-    assert out == "" and said[:18] == [
+    assert out == "" and said[:19] == [
         "session trip: 2 messages, 27 tokens",
         "session trip is forked at frontier 26",
         "session copy: 2 messages, 27 tokens",
@@ -194,7 +194,7 @@ def test_every_command_does_what_help_says(tmp_path: Path):
     assert file.read_bytes() == b"document" and stat.S_IMODE(file.stat().st_mode) == 0o600
     forks = [body for _, path, body in server.asked if path.endswith("/fork")]
     assert forks == [{"id": "copy"}, {"checkpoint": "here"}, {"id": "two", "checkpoint": "here"}]
-    named = [line.split()[0] for line in said[18:] if line.startswith("/")]
+    named = [line.split()[0] for line in said[19:] if line.startswith("/")]
     assert named == ["/fork", "/checkpoint", "/migrate", "/sessions", "/switch", "/export", "/help", "/quit"]
 
 

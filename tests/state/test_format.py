@@ -112,8 +112,8 @@ def test_the_golden_session_is_written_and_read_for_ever() -> None:
 
 
 def test_a_document_of_version_1_0_is_read_for_ever() -> None:
-    memory, _ = golden_state()
-    document, moved = brought_in(memory, GOLDEN_1_0.read_bytes(), GOLDEN_FINGERPRINT, public_rows=170)
+    fresh = StateMemory(golden_state()[0].geometry, 4, 4, 2)
+    document, moved = brought_in(fresh, GOLDEN_1_0.read_bytes(), GOLDEN_FINGERPRINT, public_rows=170)
     turns = tuple(replace(turn, ended_at=0.0) for turn in GOLDEN_RECORD.turns)
     assert document.manifest.session.record() == replace(GOLDEN_RECORD, turns=turns, fork_points=())
     assert [checkpoint.frontier for checkpoint in moved] == [64, 66]
