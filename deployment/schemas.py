@@ -264,11 +264,12 @@ class ForkBody(SessionBody):
     turn: str | None = None
     frontier: int | None = Field(default=None, strict=True, ge=0)
 
-    @model_validator(mode="after")
-    def _one_place(self) -> ForkBody:
-        if sum(place is not None for place in (self.checkpoint, self.turn, self.frontier)) > 1:
+    @field_validator("turn", "frontier")
+    @classmethod
+    def _one_place(cls, place: str | int | None, info: ValidationInfo) -> str | int | None:
+        if any(info.data.get(other) is not None for other in ("checkpoint", "turn")):
             raise ValueError("at most one of checkpoint, turn and frontier says where the fork begins")
-        return self
+        return place
 
 
 class MigrateBody(BaseModel):

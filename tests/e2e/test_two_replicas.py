@@ -232,7 +232,7 @@ def test_fork_of_the_past_says_what_its_parent_said_then_wherever_the_session_is
     assert (kept["name"], kept["turn"], kept["session"]) == ("kept", first, "past")
     said = text(turn(client, "past", QUESTION, **how))
     assert client.post("/v1/sessions/past/migrate").status_code == 200
-    chat(client, [COUNT], "past")  # its history leaves the second turn, and with thinking the first
+    chat(client, [COUNT], "past")  # its history leaves both turns behind
     for place in ({"checkpoint": "kept"}, {"frontier": kept["frontier"]}):
         forked = client.post("/v1/sessions/past/fork", json=place)
         assert forked.status_code == 200, forked.text
@@ -251,7 +251,8 @@ def test_checkpoints_and_places_that_are_none_are_refused_by_name(client: httpx.
         ("fork", {"turn": "x"}, 404, "turn"),
         ("fork", {"frontier": 1}, 404, "frontier"),
         ("fork", {"frontier": -1}, 400, "frontier"),
-        ("fork", {"turn": last, "frontier": 1}, 400, ""),
+        ("fork", {"turn": last, "frontier": 1}, 400, "frontier"),
+        ("fork", {"checkpoint": "x", "turn": last}, 400, "turn"),
         ("checkpoints", {"name": "a b"}, 400, "name"),
         ("checkpoints", {"name": "a/b"}, 400, "name"),
         ("checkpoints", {"title": "x"}, 400, "title"),
