@@ -14,7 +14,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import MOST_CHECKPOINTS, Forking
 from deployment.held_turn import HeldTurn
 from deployment.ownership.messages import Image, Placed
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import Member, SessionKey
 from deployment.session import Session
 from deployment.wire import TurnEvent, TurnRequest
 from tests.deployment.in_process import World
@@ -106,7 +106,7 @@ def test_a_fork_whose_state_the_device_has_let_go_of_is_made_of_what_is_left(whe
             session, second = await first_turns(a)
             await a.service.call(Drop("d", session.engine_id))
 
-            async def nothing(*asked: Any) -> tuple[Image, ...]:
+            async def nothing(member: Member, key: SessionKey) -> tuple[Image, ...]:
                 return ()
 
             if where == "nowhere":
