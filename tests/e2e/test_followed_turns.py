@@ -481,8 +481,9 @@ def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path):
         ).stdout
         for block in blocks
     ]  # fmt: skip
-    first, followed, twice, completed = told
+    first, forked, followed, twice, completed = told
     assert first.startswith("HTTP/1.1 200") and "x-session-resume: hit=none" in first
+    assert '"session.checkpoint"' in forked and '"session.forked"' in forked
     rests = followed.split("data: [DONE]\n\n")
     assert len(rests) == 4 and rests[3] == "" and rests[1].startswith(rests[0]) and rests[2].endswith(rests[0])
     assert '"usage"' in rests[1].removeprefix(rests[0]) and "assistant" in rests[2] and "assistant" not in rests[0]

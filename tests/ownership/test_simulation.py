@@ -41,6 +41,11 @@ def test_no_schedule_of_very_many_breaks_a_promise():
     print(play(range(SOAK_SCHEDULES)))
 
 
+def test_joiner_of_a_forked_session_gets_the_image_that_its_log_begins_with():
+    """Its log goes back to the session's beginning, and still does not say all."""
+    run(202_015)
+
+
 def test_a_seed_plays_the_same_schedule_again():
     assert run(7) == run(7)
     assert run(7) != run(8)
