@@ -143,12 +143,20 @@ class Directory:
                 if fence > report.epoch:
                     # Where its stores are void, none is left that would refuse it.
                     self._superseded.append((replica, Moved(report.key, fence)))
-            elif self._repeats(report):
-                self._sessions[report.key].barren = False  # it has not heard that its copies are lost
-            elif report.epoch > (session := self._sessions.setdefault(report.key, _Session())).epoch:
-                session.pending, session.sent = report, now
-                if report.named is not None and (session.named is None or report.named.epoch > session.named.epoch):
-                    session.named, session.tenure = report.named, None
+            else:
+                self._act_upon(report, now)
+
+    def _act_upon(self, grant: Grant, now: float) -> None:
+        """A replica acts upon a grant, and has not come to an end with it."""
+        session = self._sessions.setdefault(grant.key, _Session())
+        if session.pending == grant:
+            session.barren = False  # it has not heard that its copies are lost
+        elif grant.epoch > session.epoch:
+            session.pending, session.sent = grant, now
+            if grant.named is not None and (session.named is None or grant.named.epoch > session.named.epoch):
+                session.named, session.tenure = grant.named, None
+        elif session.named is not None and (session.named.epoch, session.named.owner) == (grant.epoch, grant.replica):
+            session.tenure = grant.tenure  # its set is named, but an older store has not heard of it, and may be void
 
     def replica_exited(self, replica: str) -> None:
         self._live.exited(replica)
@@ -303,10 +311,6 @@ class Directory:
         """Whether the last set that is known was named under a grant of this directory, so that there is no later one
         that it does not know of."""
         return session.named is not None and session.named.epoch.incarnation == self.incarnation
-
-    def _repeats(self, grant: Grant) -> bool:
-        session = self._sessions.get(grant.key)
-        return session is not None and session.pending == grant
 
     def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""

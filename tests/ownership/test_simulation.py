@@ -46,6 +46,11 @@ def test_joiner_of_a_forked_session_gets_the_image_that_its_log_begins_with():
     run(202_015)
 
 
+def test_owner_that_waits_for_a_store_of_its_old_set_is_granted_again_by_a_directory_that_never_granted_it():
+    """The stores tell a new directory the set by its name, and not whose machine it is that still waits."""
+    run(202_677)
+
+
 def test_a_seed_plays_the_same_schedule_again():
     assert run(7) == run(7)
     assert run(7) != run(8)
