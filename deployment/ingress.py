@@ -111,6 +111,14 @@ class Ingress:
     async def list_checkpoints(self, request: Request, name: str) -> Any:
         return await self._sessions.checkpoints(request, name)
 
+    @api.post("/v1/sessions/{name:path}/checkpoints")
+    async def make_checkpoint(self, request: Request, name: str) -> Any:
+        return await self._sessions.checkpoint(request, name)
+
+    @api.delete("/v1/sessions/{name:path}/checkpoints/{checkpoint}")
+    async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
+        return await self._sessions.delete_checkpoint(request, name, checkpoint)
+
     @api.post("/v1/sessions/import")
     async def import_session(self, request: Request, id: str | None = None) -> Any:
         return await self._sessions.import_(request, id)

@@ -31,8 +31,12 @@ def tenant_of(request: Request) -> str:
 
 
 def session_name(name: str, param: str) -> str:
+    return visible_name(name, param, "a session's name")
+
+
+def visible_name(name: str, param: str, what: str) -> str:
     if not 1 <= len(name) <= 128 or not all("!" <= character <= "~" for character in name):
-        raise invalid(f"{param}: a session's name has 1 to 128 visible ASCII characters, got {name[:140]!r}", param)
+        raise invalid(f"{param}: {what} has 1 to 128 visible ASCII characters, got {name[:140]!r}", param)
     return name
 
 

@@ -249,6 +249,29 @@ class SessionBody(BaseModel):
     id: str | None = None
 
 
+class CheckpointBody(BaseModel):
+    """`name`: by which the session's checkpoint is called; None: one of 8 hex digits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+
+
+class ForkBody(SessionBody):
+    """Where the fork begins: at one of these, or at the session's end."""
+
+    checkpoint: str | None = None
+    turn: str | None = None
+    frontier: int | None = Field(default=None, strict=True, ge=0)
+
+    @field_validator("turn", "frontier")
+    @classmethod
+    def _one_place(cls, place: str | int | None, info: ValidationInfo) -> str | int | None:
+        if any(info.data.get(other) is not None for other in ("checkpoint", "turn")):
+            raise ValueError("at most one of checkpoint, turn and frontier says where the fork begins")
+        return place
+
+
 class MigrateBody(BaseModel):
     """`to`: a replica's id; None lets the server choose another one than the owner."""
 

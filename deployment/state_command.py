@@ -204,6 +204,10 @@ def described(document: SessionDocument) -> dict[str, Any]:
         "layouts": {kind: dict(layout) for kind, layout in manifest.layouts.items()},
         "transcript": list(session.transcript),
         "turns": [asdict(turn) for turn in session.turns],
+        "fork_points": [
+            {name: getattr(point, name) for name in ("turn", "name", "tokens", "messages", "frontier", "image")}
+            for point in session.fork_points
+        ],
     }
 
 
@@ -217,6 +221,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for turn in facts["turns"]:
         what = f"{turn['mode']}, {turn['start']} + {turn['published']} tokens, {turn['finish_reason']}"
         rows.append((f"turn {turn['id']}", f"{what}, seed {turn['seed']}"))
+    for point in facts["fork_points"]:
+        if point["name"] is not None:
+            rows.append((f"kept as {point['name']}", f"after turn {point['turn']}, {point['tokens']} tokens"))
     rows.append(("messages", str(len(facts["transcript"]))))
     return rows + [(f"fingerprint {name}", str(value)) for name, value in facts["fingerprint"].items()]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine.messages import Finished, Sampling, Submit
@@ -25,8 +26,9 @@ from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
 from deployment.turn_log import SessionTurnLog, TurnLog
+from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
-from deployment.turn_table import TurnTable, check_same
+from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest
 from state.errors import FormatError
@@ -44,7 +46,9 @@ class TurnDesk:
         table: TurnTable,
         detach_seconds: float,
         later: Later,
+        unix: Callable[[], float] = time.time,
     ) -> None:
+        """`unix`: seconds since 1970, for tests."""
         self._replica = replica
         self._model = model
         self._service = service
@@ -53,6 +57,7 @@ class TurnDesk:
         self._table = table
         self._detach_seconds = detach_seconds
         self._later = later
+        self._unix = unix
         self._hinted = HintedState(service)
         self._beginning = Locks()
 
@@ -137,7 +142,7 @@ class TurnDesk:
             held = self._table.find(request.turn, request.key) or self._table.repeated(request)
             if held is not None and self._is_its_sessions(held):
                 return held
-            if (known := self._recorded_key(session, request)) is not None:
+            if (known := self._recorded_before(session, request)) is not None:
                 return known
             running = session.running
             if running is not None and running.unread:
@@ -148,11 +153,14 @@ class TurnDesk:
             if self._keeper.held(request.key) is session:
                 return session
 
-    def _recorded_key(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
-        """The turn with the request's key, by the session's records; or the turn itself, whose ingress has not heard
-        that it began before its replica died."""
+    def _recorded_before(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
+        """The turn that the request asks for again, by the session's records: that with its key, or for a retry without
+        one, that with the same body; or the turn itself, whose ingress has not heard that it began before its replica
+        died."""
+        same = request_sha256(request) if request.repeated and request.idempotency_key is None else None
+        since = self._unix() - REPEAT_SECONDS
         for record in reversed(session.turns):
-            if record.id == request.turn:
+            if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
             if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
                 check_same(request, record.request_sha256, session.key, record.id)

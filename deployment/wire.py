@@ -11,6 +11,7 @@ from deployment.engine.messages import Grammar, Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
+from state.session_record import ForkPoint
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,8 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy."""
+    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy; `fork_points`:
+    without what they have of their own."""
 
     replica: str
     epoch: Epoch
@@ -242,6 +244,7 @@ class SessionInfo:
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
     checkpoints: tuple[tuple[str, int], ...] = ()
+    fork_points: tuple[ForkPoint, ...] = ()
 
 
 @dataclass(frozen=True)

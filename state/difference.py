@@ -36,6 +36,9 @@ def differences(left: SessionDocument, right: SessionDocument) -> Iterator[Diffe
     yield from _tokens("ledger", one.ledger, other.ledger)
     yield from _entries("transcript", one.transcript, other.transcript)
     yield from _entries("turns", one.turns, other.turns)
+    yield from _entries("fork_points", one.fork_points, other.fork_points)
+    for number, ledgers in enumerate(zip(one.fork_ledgers, other.fork_ledgers, strict=False)):
+        yield from _tokens(f"fork_points[{number}].ledger", *ledgers)
     yield from _facts("layouts", left.manifest.layouts, right.manifest.layouts)
     lefts, rights = _by_kind(left), _by_kind(right)
     for kind, number in [*lefts, *(which for which in rights if which not in lefts)]:

@@ -75,6 +75,8 @@ class SessionDocument:
     def check_tokens(self, public_rows: int) -> None:
         """Raises `FormatError` for a token id outside [0, public_rows)."""
         ledgers = [("manifest.ledger", self.manifest.session.ledger)]
+        for number, own in enumerate(self.manifest.session.fork_ledgers):
+            ledgers.append((f"manifest.fork_points[{number}].ledger", own))
         for number, entry in enumerate(self.manifest.checkpoints):
             ledgers.append((f"manifest.checkpoints[{number}].own_tokens", entry.own_tokens))
         for place, tokens in ledgers:

@@ -76,6 +76,8 @@ class StateExchange:
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
         chosen = [] if bare else self._standing_for(command.session)
+        if not bare and command.without is not None:
+            chosen = self._with_pinned(command.session, chosen)
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
@@ -180,7 +182,7 @@ class StateExchange:
     def fork(self, command: Fork) -> Imported:
         forked: list[Checkpoint] = []
         try:
-            for checkpoint in _up_to(command.frontier, self._held(command.session)):
+            for checkpoint in _on_the_way(command.ledger, self._held(command.session)):
                 fork = partial(self._memory.fork, checkpoint)
                 forked.append(self._sessions.with_room(fork, keep=command.session, source=checkpoint))
         except BaseException:
@@ -239,6 +241,12 @@ class StateExchange:
         deepest = self._sessions.on_the_way(session)
         return chosen if deepest is None or deepest in chosen else [*chosen, deepest]
 
+    def _with_pinned(self, session: str, chosen: list[Checkpoint]) -> list[Checkpoint]:
+        """Whoever gets the session for good gets all that its client has asked to keep."""
+        held = self._sessions.checkpoints(session)
+        among = [c for c in held if c.kind == "explicit" or c in chosen]
+        return among + [c for c in chosen if c not in held]
+
     def _held(self, session: str) -> tuple[Checkpoint, ...]:
         held = self._sessions.whole(session)
         if not held:
@@ -254,17 +262,16 @@ def _read(segments: Iterable[DetachedSegment]) -> tuple[SegmentBytes, ...]:
     return tuple(SegmentBytes(segment.sha256, segment.read()) for segment in segments)
 
 
-def _up_to(frontier: int | None, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-    """Of a session's checkpoints, oldest first, the deepest of at most `frontier` tokens and those on its way."""
-    if frontier is None:
+def _on_the_way(ledger: Sequence[int] | None, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """Of a session's checkpoints, those at prefixes of `ledger`."""
+    if ledger is None:
         return held
-    within = [checkpoint for checkpoint in held if checkpoint.frontier <= frontier]
-    if not within:
+    found = [c for c in held if c.frontier <= len(ledger) and c.ledger[: c.frontier] == tuple(ledger[: c.frontier])]
+    if not found:
         places = ", ".join(str(checkpoint.frontier) for checkpoint in held)
-        message = f"frontier is {frontier}, but the session's checkpoints are at {places}"
-        raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "frontier")
-    deepest = max(reversed(within), key=lambda checkpoint: checkpoint.frontier)
-    return [c for c in within if c.ledger[: c.frontier] == deepest.ledger[: c.frontier]]
+        message = f"ledger: none of the session's checkpoints, which are at {places}, is on the way to its end"
+        raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "ledger")
+    return found
 
 
 def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:

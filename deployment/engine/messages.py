@@ -290,9 +290,10 @@ class Export:
     of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
     So does `foreign`: the ledger is still what something else made, and the document says so.
 
-    `without`: the document is detached, and its segments come beside it, but for those with these sha256, which whoever
-    asks has already. What `ExportPages` gave before is neither read nor hashed again. Not `hashed`: nothing else is
-    hashed either; such segments have random names, and are for `StageSegments` on the same node. Answer: `Exported`.
+    `without`: the document is detached and has all explicit checkpoints, and its segments come beside it, but for those
+    with these sha256, which whoever asks has already. What `ExportPages` gave before is neither read nor hashed again.
+    Not `hashed`: nothing else is hashed either; such segments have random names, and are for `StageSegments` on the
+    same node. Answer: `Exported`.
     """
 
     call: str
@@ -346,13 +347,13 @@ class Import:
 
 @dataclass(frozen=True)
 class Fork:
-    """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `frontier`, the deepest one of
-    at most so many tokens, and those on its way: the newest, where branches differ. Answer: `Imported`."""
+    """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `ledger`, those on the way to
+    its end, which may be one that the session has left. Answer: `Imported`."""
 
     call: str
     session: str
     child: str
-    frontier: int | None = None
+    ledger: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

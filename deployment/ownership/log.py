@@ -66,8 +66,8 @@ class TurnEnded:
 
 @dataclass(frozen=True)
 class HeadMoved:
-    """The session goes on after the first `length` ids of `turn`'s ledger. None: of those that it was made with, as a
-    fork, which an image says."""
+    """The session goes on after the first `length` ids of `turn`'s ledger, which an image as of this record says. None:
+    of those that it is being made with, as a fork; before that image is there, there is no such session."""
 
     order: Order
     turn: str | None

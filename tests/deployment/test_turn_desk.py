@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -120,7 +121,7 @@ class Desk:
         self.table = TurnTable(lambda: self.clock.now, kept_weight)
         self.desk = TurnDesk(
             "here", "m", cast(EngineService, self.engine), cast(SessionKeeper, self.keeper), cast(Prompter, Prompts()),
-            self.table, detach_seconds, self.clock.later,
+            self.table, detach_seconds, self.clock.later, lambda: time.time() + self.clock.now,
         )  # fmt: skip
         self._turns = 0
 
@@ -295,6 +296,25 @@ def test_a_marked_retry_in_a_session_is_its_turn_for_ten_minutes_and_an_unmarked
         assert third not in (first, second)
         fourth = await d.finished(d.asked("Other", key=KEY, repeated=True))
         assert fourth not in (first, second, third)
+
+    run(steps)
+
+
+def test_a_marked_retry_finds_its_turn_by_the_sessions_records_wherever_it_ran():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(key=KEY))
+        await d.finished(d.asked("Next", key=KEY))
+        d.table.forget(KEY)
+        d.keeper.session.turns = [replace(record, replica="there") for record in d.keeper.session.turns]
+        retry = {"key": KEY, "repeated": True}
+        assert await d.desk.take(ROUTE, d.asked(**retry)) == Elsewhere("there", first.id)
+        assert len(d.engine.submitted) == 2
+        d.clock.advance(REPEAT_SECONDS + 1)
+        assert (await d.finished(d.asked(**retry))).id != first.id
+        d.keeper.session.turns = [replace(record, ended_at=0.0) for record in d.keeper.session.turns]
+        d.table.forget(KEY)
+        assert (await d.finished(d.asked("Next", **retry))).id != first.id, "nobody knows when that one ended"
 
     run(steps)
 

@@ -223,6 +223,48 @@ def test_fork_and_its_parent_go_their_own_ways(client: httpx.Client):
     assert parent["session"]["reused"] >= forked.json()["frontier"]
 
 
+def test_fork_of_the_past_says_what_its_parent_said_then_wherever_the_session_is_now(client: httpx.Client):
+    how = {"temperature": 0.9, "seed": 11, "max_tokens": 12, "ignore_eos": True}
+    first = chat(client, [FACT], "past")["meta_info"]["turn"]
+    made = client.post("/v1/sessions/past/checkpoints", json={"name": "kept"})
+    assert made.status_code == 200, made.text
+    kept = made.json()
+    assert (kept["name"], kept["turn"], kept["session"]) == ("kept", first, "past")
+    said = text(turn(client, "past", QUESTION, **how))
+    assert client.post("/v1/sessions/past/migrate").status_code == 200
+    chat(client, [COUNT], "past")  # its history leaves both turns behind
+    for place in ({"checkpoint": "kept"}, {"frontier": kept["frontier"]}):
+        forked = client.post("/v1/sessions/past/fork", json=place)
+        assert forked.status_code == 200, forked.text
+        assert forked.json()["frontier"] == kept["frontier"]
+        assert text(turn(client, forked.json()["id"], QUESTION, **how)) == said
+    assert "kept" in [entry.get("name") for entry in client.get("/v1/sessions/past/checkpoints").json()["data"]]
+
+
+def test_checkpoints_and_places_that_are_none_are_refused_by_name(client: httpx.Client):
+    chat(client, [FACT], "places")
+    asked = "/v1/sessions/places"
+    last = turn(client, "places", QUESTION)["meta_info"]["turn"]
+    assert client.post(f"{asked}/fork", json={"turn": last}).json()["object"] == "session.forked"
+    for path, body, status, param in (
+        ("fork", {"checkpoint": "x"}, 404, "checkpoint"),
+        ("fork", {"turn": "x"}, 404, "turn"),
+        ("fork", {"frontier": 1}, 404, "frontier"),
+        ("fork", {"frontier": -1}, 400, "frontier"),
+        ("fork", {"turn": last, "frontier": 1}, 400, "frontier"),
+        ("fork", {"checkpoint": "x", "turn": last}, 400, "turn"),
+        ("checkpoints", {"name": "a b"}, 400, "name"),
+        ("checkpoints", {"name": "a/b"}, 400, "name"),
+        ("checkpoints", {"title": "x"}, 400, "title"),
+    ):
+        refused = client.post(f"{asked}/{path}", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
+    made = client.post(f"{asked}/checkpoints").json()
+    assert client.delete(f"{asked}/checkpoints/{made['name']}").json()["deleted"] is True
+    assert client.delete(f"{asked}/checkpoints/{made['name']}").status_code == 404
+    assert client.post("/v1/sessions/unheard-of/checkpoints").status_code == 404
+
+
 def test_session_deleted_among_its_turns_refuses_them_by_name(url: str):
     async def all_at_once() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
