@@ -21,7 +21,7 @@ class Media:
 
     `pixels`: uint8 [frames, 3, height, width] of `shape`, resized. `rows`, `columns`: placeholders of a frame along
     each axis. `times`: seconds, one for each frame of placeholders of a video; none for an image. `digest`: 64 hex
-    digits, the sha256 of kind, shape and pixels.
+    digits, the sha256 of kind, shape and pixels. Where pixels lie elsewhere, under that digest, there are none here.
     """
 
     kind: MediaKind
@@ -69,6 +69,13 @@ class Frame:
         return self.start + self.rows * self.columns
 
 
+def media_digest(kind: MediaKind, shape: Sequence[int], pixels: bytes) -> str:
+    """What `Media.digest` must be."""
+    digest = hashlib.sha256(f"{kind} {tuple(shape)}".encode())
+    digest.update(pixels)
+    return digest.hexdigest()
+
+
 def frames(placed: Placed) -> Iterator[Frame]:
     for item, one in enumerate(placed):
         rows, columns = one.media.rows, one.media.columns
@@ -80,6 +87,19 @@ def begun(placed: Placed, stop: int) -> Placed:
     """What the first `stop` tokens show of the media: those that begin among them, each with its frames that do."""
     shown = (replace(one, starts=tuple(start for start in one.starts if start < stop)) for one in placed)
     return tuple(one for one in shown if one.starts)
+
+
+def without_pixels(one: PlacedMedia) -> PlacedMedia:
+    return replace(one, media=replace(one.media, pixels=b""))
+
+
+def with_pixels(placed: Placed, known: Placed) -> Placed:
+    """The same with the pixels of known media of equal digests where they are missing."""
+    found = {one.media.digest: one.media.pixels for one in known}
+    return tuple(
+        one if one.media.pixels else replace(one, media=replace(one.media, pixels=found.get(one.media.digest, b"")))
+        for one in placed
+    )
 
 
 def rope_delta(placed: Placed) -> int:
