@@ -10,6 +10,7 @@ import numpy as np
 
 from state.errors import FormatError
 from state.fields import Fields, Tokens
+from state.media import Placed
 from state.session_record import Message, SessionRecord, TurnRecord
 
 LEDGER_LIMIT = 1 << 21
@@ -24,7 +25,7 @@ _SESSION = ("id", "branch", "epoch", "order", "opener", "frontier")
 
 @dataclass(frozen=True, eq=False)
 class SessionFacts:
-    """A `SessionRecord` whose ledger is still the document's bytes."""
+    """A `SessionRecord` whose ledger is still the document's bytes, and whose media are apart."""
 
     id: str
     branch: str
@@ -36,7 +37,7 @@ class SessionFacts:
     transcript: tuple[Message, ...]
     turns: tuple[TurnRecord, ...]
 
-    def record(self) -> SessionRecord:
+    def record(self, media: Placed = ()) -> SessionRecord:
         return SessionRecord(
             id=self.id,
             ledger=tuple(cast(list[int], self.ledger.tolist())),
@@ -47,6 +48,7 @@ class SessionFacts:
             frontier=self.frontier,
             transcript=self.transcript,
             turns=self.turns,
+            media=media,
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from state.media import Placed
+
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the client gave: plain data."""
 
@@ -43,7 +45,7 @@ class SessionRecord:
     `id`: the name inside its tenant, 1 to 128 visible ASCII characters. `epoch`: (incarnation, counter) under which it
     was written; `order` numbers what was written under it. `ledger`: every committed token, hidden ones included; it
     may go on beyond the last checkpoint. `opener`: where the last generation prompt begins in the ledger. `frontier`:
-    tokens whose target state was committed.
+    tokens whose target state was committed. `media`: what the ledger's placeholders stand for.
     """
 
     id: str
@@ -55,3 +57,4 @@ class SessionRecord:
     frontier: int = 0
     transcript: tuple[Message, ...] = ()
     turns: tuple[TurnRecord, ...] = ()
+    media: Placed = ()

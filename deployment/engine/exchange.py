@@ -12,6 +12,7 @@ from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.media_checks import misplaced
 from deployment.engine.messages import (
     CheckpointKind,
     DropStaged,
@@ -38,6 +39,8 @@ from state.codec import DetachedSegment, SegmentDigests, encode_detached, encode
 from state.document import SessionDocument, open_document
 from state.errors import CoverageError, FingerprintMismatch, FormatError, MissingSegment
 from state.fingerprint import Fingerprint, Mismatch, compare
+from state.media import begun
+from state.media_manifest import bare
 from state.memory import StateMemory
 from state.session_record import SessionRecord
 
@@ -147,20 +150,22 @@ class StateExchange:
         fetch = self._durable.segment if self._durable is not None else None
         staged = partial(self._staged.segment, command.migration)
         document = open_document(command.document, fetch=fetch, verified=staged, key=self._key)
-        record = document.manifest.session.record()
         mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
         if mismatch is not None and command.exact:
             refused = FingerprintMismatch(mismatch.field, mismatch.stored, mismatch.here)
             raise EngineError(errors.FINGERPRINT_MISMATCH, str(refused), mismatch.field)
         if mismatch is None or mismatch.matter != "text":
             document.check_tokens(self._models.target.public_rows)
+        if mismatch is None or mismatch.matter not in ("text", "weights"):
+            self._check_media(document)
+        record = document.record()
         loaded = self._load(document, command) if self._loadable(mismatch) else []
         if command.migration is not None:
             self._staged.imported(command.migration)
         tenant = command.tenant if document.signed else None
         self._sessions.replace(command.session, loaded, command.origin, tenant)
         if loaded and record.ledger:
-            self._sessions.commit(command.session, record.ledger)
+            self._sessions.commit(command.session, record.ledger, media=record.media)
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.session))
         foreign = Foreign(mismatch, document.manifest.fingerprint) if mismatch is not None else None
         return Imported(command.call, command.session, frontiers, record, foreign, document.signed)
@@ -204,6 +209,18 @@ class StateExchange:
         action = "loaded all the same" if accepted else "not loaded, and will be rebuilt from its ledger"
         logger.info("a session's state is %s: %s was %r, is %r", action, mismatch.field, mismatch.stored, mismatch.here)
         return accepted
+
+    def _check_media(self, document: SessionDocument) -> None:
+        """Raises EngineError for media that this model's tower could not have been shown where they stand."""
+        manifest = document.manifest
+        rows = [("manifest.media", manifest.session.ledger, manifest.media)]
+        for number, entry in enumerate(manifest.checkpoints):
+            place = f"manifest.checkpoints[{number}].media"
+            rows.append((place, manifest.ledger_of(entry), manifest.media_of(entry)))
+        for place, tokens, media in rows:
+            problem = misplaced(tokens, bare(media), self._models.vision)
+            if problem is not None:
+                raise EngineError(errors.BAD_STATE, f"{place}{problem}")
 
     def _load(self, document: SessionDocument, command: Import) -> list[Checkpoint]:
         """The checkpoints of a document that are whole."""
@@ -264,7 +281,13 @@ def _up_to(frontier: int | None, held: Sequence[Checkpoint]) -> Sequence[Checkpo
         message = f"frontier is {frontier}, but the session's checkpoints are at {places}"
         raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "frontier")
     deepest = max(reversed(within), key=lambda checkpoint: checkpoint.frontier)
-    return [c for c in within if c.ledger[: c.frontier] == deepest.ledger[: c.frontier]]
+    return [c for c in within if _leads(c, deepest)]
+
+
+def _leads(earlier: Checkpoint, later: Checkpoint) -> bool:
+    """Whether the later one's way goes through the earlier one's state."""
+    end = earlier.frontier
+    return earlier.ledger[:end] == later.ledger[:end] and begun(earlier.media, end) == begun(later.media, end)
 
 
 def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:
@@ -272,7 +295,7 @@ def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:
     deepest = max(checkpoints, key=lambda checkpoint: checkpoint.frontier, default=None)
     if deepest is None:
         return SessionRecord("session", ())
-    return SessionRecord("session", deepest.ledger, frontier=deepest.frontier)
+    return SessionRecord("session", deepest.ledger, frontier=deepest.frontier, media=deepest.media)
 
 
 def _nothing_held(session: str) -> EngineError:
