@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.ownership import Epoch, SessionKey
 from deployment.turns import Prompt
+from state.media import Placed
 from state.session_record import Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
+    """`ledger`: every committed token, hidden stop ids included; `media`: what its placeholders stand for.
+    `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
     that a user wrote. `order`: the log's last record that this says; `since`: the one
@@ -34,6 +36,7 @@ class Session:
     ledger: tuple[int, ...] = ()
     opener: int = 0
     frontier: int = 0
+    media: Placed = ()
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     order: int = 0
@@ -54,6 +57,7 @@ class Session:
     def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
         """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
         self.ledger = (*prompt.ids, *finished.token_ids, *finished.hidden_ids)
+        self.media = prompt.media
         self.opener = prompt.stable_boundary
         self.frontier = finished.frontier
         before = self.transcript if turn.mode == "append" else []
@@ -76,6 +80,7 @@ class Session:
             frontier=self.frontier,
             transcript=tuple(self.transcript),
             turns=tuple(self.turns),
+            media=self.media,
         )
 
     @classmethod
@@ -89,6 +94,7 @@ class Session:
             frontier=record.frontier,
             transcript=list(record.transcript),
             turns=list(record.turns),
+            media=record.media,
         )
 
 
