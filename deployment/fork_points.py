@@ -1,7 +1,8 @@
 """Where did a session stand, and what was it there? What a fork of its past begins with.
 
 Every turn's end is such a point as long as the session goes on from it. A request with another history leaves a part of
-the past behind: then an explicit checkpoint keeps what it had as its own, and a turn's end is none any more.
+the past behind: then an explicit checkpoint keeps what it had as its own, and a turn's end is none any more; nor is a
+checkpoint of a past with images or videos.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from deployment.errors import RequestError
 from deployment.turns import common_prefix
+from state.media import begun, shared_tokens, without_pixels
 from state.session_record import ForkPoint, SessionRecord
 
 
@@ -32,6 +34,9 @@ def left_behind(past: SessionRecord, now: SessionRecord) -> list[ForkPoint]:
     """A session's points after a turn that may have left the way that it was on."""
     whole = now.ledger[: len(past.ledger)] == past.ledger
     shared = len(past.ledger) if whole else common_prefix(past.ledger, now.ledger)
+    then, since = (tuple(map(without_pixels, begun(one.media, len(past.ledger)))) for one in (past, now))
+    parted = shared_tokens(then, since)
+    shared = shared if parted is None else min(shared, parted)
     return [point for old in past.fork_points if (point := _after(old, past, now, shared)) is not None]
 
 
@@ -48,6 +53,7 @@ def past_of(record: SessionRecord, point: ForkPoint) -> SessionRecord:
         transcript=transcript,
         turns=record.turns[:ended],
         fork_points=tuple(_on_the_way(record, ledger, point.messages)),
+        media=() if point.ledger else begun(record.media, len(ledger)),
     )
 
 
@@ -87,8 +93,8 @@ def _after(point: ForkPoint, past: SessionRecord, now: SessionRecord, shared: in
     answered = not point.messages or (len(told) == point.messages and told[-1].get("role") == "assistant")
     if point.tokens <= shared and answered:
         return point
-    if point.name is None:
-        return None
+    if point.name is None or begun(past.media, point.tokens):
+        return None  # nor is one with media of its own, whose pixels only the session keeps
     return replace(point, ledger=past.ledger[: point.tokens], transcript=past.transcript[: point.messages])
 
 

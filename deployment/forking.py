@@ -21,6 +21,7 @@ from deployment.fork_points import ForkAt, found, of_turn, past_of
 from deployment.keeper import SessionKeeper
 from deployment.ownership.words import SessionKey
 from deployment.session import Session
+from state.media import without_pixels
 from state.session_record import ForkPoint
 
 MOST_CHECKPOINTS = 16
@@ -88,7 +89,8 @@ class Forking:
 
     async def _fork_state(self, session: Session, child: Session, ledger: tuple[int, ...] | None) -> None:
         """What is not found is prefilled: the child is whole by its ledger."""
-        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id, ledger)
+        media = tuple(map(without_pixels, child.media))
+        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id, ledger, media)
         try:
             await self._service.call(fork)
         except EngineError as error:

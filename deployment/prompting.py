@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deployment.engine import errors as engine_errors
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, unknown_session
@@ -75,7 +77,7 @@ class Prompter:
         except ValueError as error:
             raise invalid(f"messages: {error}", "messages") from None
         self._check_length(prompt)
-        return prompt
+        return replace(prompt, media=(*session.media, *prompt.media))
 
     def _check_length(self, prompt: Prompt, param: str = "messages") -> None:
         limit = self._service.context_limit

@@ -117,7 +117,7 @@ class Rebuilder:
         finished = turn.finished()
         if finished is None or not (finished.token_ids or finished.hidden_ids):
             return
-        request, prompt = turn.request(session.key), turn.prompt
+        request, prompt = turn.request(session.key), turn.prompt(session.media)
         text = TurnText(self._service.tokenizer, prompt.opener)
         text.push(finished.token_ids, finished.text_cut)
         text.flush()

@@ -10,6 +10,7 @@ from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.fork_points import left_behind, of_turn
 from deployment.ownership import Epoch, SessionKey
 from deployment.turns import Prompt
+from state.media import Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
+    """`ledger`: every committed token, hidden stop ids included; `media`: what its placeholders stand for.
+    `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
     that a user wrote. `order`: the log's last record that this says; `since`: the one
@@ -35,6 +37,7 @@ class Session:
     ledger: tuple[int, ...] = ()
     opener: int = 0
     frontier: int = 0
+    media: Placed = ()
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
     fork_points: list[ForkPoint] = field(default_factory=list)
@@ -57,6 +60,7 @@ class Session:
         """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
         past = self.record()
         self.ledger = (*prompt.ids, *finished.token_ids, *finished.hidden_ids)
+        self.media = prompt.media
         self.opener = prompt.stable_boundary
         self.frontier = finished.frontier
         before = self.transcript if turn.mode == "append" else []
@@ -81,6 +85,7 @@ class Session:
             transcript=tuple(self.transcript),
             turns=tuple(self.turns),
             fork_points=tuple(self.fork_points),
+            media=self.media,
         )
 
     @classmethod
@@ -95,6 +100,7 @@ class Session:
             transcript=list(record.transcript),
             turns=list(record.turns),
             fork_points=list(record.fork_points),
+            media=record.media,
         )
 
 

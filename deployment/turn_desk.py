@@ -198,7 +198,8 @@ class TurnDesk:
     def resume(self, session: Session, logged: LoggedTurn) -> None:
         """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
         first token leaves nothing to be told."""
-        request, prompt, began, over = logged.request(session.key), logged.prompt, logged.began, logged.finished()
+        request, prompt = logged.request(session.key), logged.prompt(session.media)
+        began, over = logged.began, logged.finished()
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, session.engine_id, began.seed)
         if over is None:
@@ -258,6 +259,7 @@ class TurnDesk:
         return Submit(
             turn=request.turn,
             prompt_ids=prompt.ids,
+            media=prompt.media,
             sampling=sampling,
             max_tokens=request.max_tokens,
             stop_ids=request.stop_token_ids,

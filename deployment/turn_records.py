@@ -13,9 +13,9 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "resumed", "accept_durable", "draws",
+    "media", "resumed", "accept_durable", "draws",
 }  # fmt: skip
-"""What a record says elsewhere, or what says only who asked."""
+"""What a record says elsewhere, as messages do of media, or what says only who asked."""
 
 
 def canonical_request(request: TurnRequest) -> dict[str, Any]:

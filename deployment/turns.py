@@ -15,6 +15,7 @@ from typing import Any
 from deployment.engine.messages import Grammar, Submit, ThinkingBudget
 from model.chat_template import ChatTemplate
 from model.tokenizer import Detokenizer, Tokenizer
+from state.media import Placed
 
 Message = dict[str, Any]
 
@@ -28,11 +29,13 @@ _MARKER = "dflash-marker-4f1c9a7e0b62"
 @dataclass(frozen=True)
 class Prompt:
     """Token ids of a turn's prompt. The next turn's prompt will begin with the first `stable_boundary` of them, and
-    those of other conversations with the same tools and system message with the first `system_boundary`; 0: none."""
+    those of other conversations with the same tools and system message with the first `system_boundary`; 0: none.
+    `media`: all that stand in `ids`, in their order, also those of a ledger that an append turn goes on from."""
 
     ids: tuple[int, ...]
     stable_boundary: int
     system_boundary: int = 0
+    media: Placed = ()
 
     @property
     def opener(self) -> tuple[int, ...]:

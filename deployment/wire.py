@@ -11,6 +11,7 @@ from deployment.engine.messages import Grammar, Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
+from state.media import MediaKind
 from state.session_record import ForkPoint
 
 
@@ -31,6 +32,18 @@ class Route:
 
 
 @dataclass(frozen=True)
+class MediaSource:
+    """An image or a video as its client sent it. `sha256`: of `data`, 64 hex digits; the content part of the message
+    that it belongs to has it too, so that messages alone tell a repeated request from another. `place`: names that part
+    in errors, as in `messages[2].content[1].image_url`."""
+
+    kind: MediaKind
+    data: bytes
+    sha256: str
+    place: str
+
+
+@dataclass(frozen=True)
 class TurnRequest:
     """One turn, validated. None: model's default.
 
@@ -38,6 +51,8 @@ class TurnRequest:
     token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
     `accept_durable`: an older state of the session will do, if its newest is lost.
+    `media`: those of `messages`, in the order of their content parts `{"type": kind, "sha256": ...}`; they are decoded
+    where the model's rules are known, for the `Prompt`.
     `draws`: the seed that it drew by where it ran before.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     """
@@ -73,6 +88,7 @@ class TurnRequest:
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = None
     prompt: str | tuple[int, ...] = ""
+    media: tuple[MediaSource, ...] = ()
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from state.errors import FormatError
 from state.fields import Fields, Tokens
+from state.media import Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 LEDGER_LIMIT = 1 << 21
@@ -25,7 +26,7 @@ _SESSION = ("id", "branch", "epoch", "order", "opener", "frontier")
 @dataclass(frozen=True, eq=False)
 class SessionFacts:
     """A `SessionRecord` whose ledger is still the document's bytes, and so are those of its fork points, which have
-    none in `fork_points`."""
+    none in `fork_points`; its media are apart."""
 
     id: str
     branch: str
@@ -39,7 +40,7 @@ class SessionFacts:
     fork_points: tuple[ForkPoint, ...]
     fork_ledgers: tuple[Tokens, ...]
 
-    def record(self) -> SessionRecord:
+    def record(self, media: Placed = ()) -> SessionRecord:
         return SessionRecord(
             id=self.id,
             ledger=_plain(self.ledger),
@@ -54,6 +55,7 @@ class SessionFacts:
                 replace(point, ledger=_plain(own))
                 for point, own in zip(self.fork_points, self.fork_ledgers, strict=True)
             ),
+            media=media,
         )
 
 

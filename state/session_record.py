@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from state.media import Placed
+
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the client gave: plain data."""
 
@@ -66,7 +68,8 @@ class SessionRecord:
     `id`: the name inside its tenant, 1 to 128 visible ASCII characters. `epoch`: (incarnation, counter) under which it
     was written; `order` numbers what was written under it. `ledger`: every committed token, hidden ones included; it
     may go on beyond the last checkpoint. `opener`: where the last generation prompt begins in the ledger. `frontier`:
-    tokens whose target state was committed. `fork_points`: in the order in which the session was there.
+    tokens whose target state was committed. `fork_points`: in the order in which the session was there. `media`: what
+    the ledger's placeholders stand for.
     """
 
     id: str
@@ -79,3 +82,4 @@ class SessionRecord:
     transcript: tuple[Message, ...] = ()
     turns: tuple[TurnRecord, ...] = ()
     fork_points: tuple[ForkPoint, ...] = ()
+    media: Placed = ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state.fingerprint import Mismatch
+from state.media import Placed
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 
@@ -147,6 +148,9 @@ class Submit:
     happened; no id is drawn or told again. It waits for a lane however long the queue is. What is not found in a
     checkpoint is prefilled; where prompt log-probabilities are asked for and nothing was committed, they come anew.
     A turn that has ended with these ids is `Finished` at once.
+
+    `media`: what stands in place of the placeholders of `prompt_ids`, where exactly these are. A checkpoint is a prefix
+    only if it has the same media.
     """
 
     turn: str
@@ -169,6 +173,7 @@ class Submit:
     after: str | None = None
     grammar: Grammar | None = None
     resumed: Resumed | None = None
+    media: Placed = ()
 
 
 @dataclass(frozen=True)
@@ -348,12 +353,14 @@ class Import:
 @dataclass(frozen=True)
 class Fork:
     """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `ledger`, those on the way to
-    its end, which may be one that the session has left. Answer: `Imported`."""
+    its end, which may be one that the session has left; `media` are what stands in it, without pixels. Answer:
+    `Imported`."""
 
     call: str
     session: str
     child: str
     ledger: tuple[int, ...] | None = None
+    media: Placed = ()
 
 
 @dataclass(frozen=True)
