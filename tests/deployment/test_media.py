@@ -175,7 +175,7 @@ SVG = b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg' width='9'
         (picture()[:20], "is damaged or cut off|begins as PNG, but is none"),
         (picture(kind="GIF")[:-500], "is cut off"),
         (picture(kind="GIF")[:9], "is cut off"),
-        (gif(8, 8, (0, 0, 8, 8))[:-1] + b"\x77;", "is damaged: byte 43 begins no block of a GIF"),
+        (gif(8, 8, (0, 0, 8, 8))[:-1] + b"\x77;", "is damaged: byte 42 begins no block of a GIF"),
         (b"\x89PNG\r\n\x1a\n" + bytes(500), "begins as PNG, but is none|is damaged"),
         (b"\xff\xd8\xff" + bytes(500), "begins as JPEG, but is none|is damaged"),
         (b"RIFF\0\0\0\0WEBPVP8L" + bytes(500), "begins as WebP, but is none|is damaged|at least one"),
