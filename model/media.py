@@ -67,18 +67,18 @@ def _times(indices: Sequence[int], fps: float, group: int) -> tuple[float, ...]:
 def _item(
     kind: MediaKind, frames: Iterable[np.ndarray], count: int, times: tuple[float, ...], rules: MediaRules
 ) -> MediaItem:
-    pixels, shape = torch.empty(0), ()
+    pixels: torch.Tensor | None = None
+    shape: tuple[int, ...] = ()
     number = 0
     for number, frame in enumerate(frames, start=1):
         _check_pixels(frame, kind)
-        if number == 1:
+        if pixels is None:
             shape = frame.shape
-            size = _size(kind, count, *shape[:2], rules)
-            pixels = torch.empty(count, 3, *size, dtype=torch.uint8)
+            pixels = torch.empty(count, 3, *_size(kind, count, shape[0], shape[1], rules), dtype=torch.uint8)
         if number > count or frame.shape != shape:
             raise MediaError(f"frame {number} of the {kind} is {list(frame.shape)}; {count} of {list(shape)} are due")
         pixels[number - 1] = _resized(frame, pixels.shape[2:])
-    if number != count or not count:
+    if pixels is None or number != count:
         raise MediaError(f"the {kind} has {number} frames, but {count} numbers of frames")
     rows, columns = (side // rules.factor for side in pixels.shape[2:])
     digest = hashlib.sha256(f"{kind} {tuple(pixels.shape)}".encode())

@@ -190,10 +190,10 @@ def test_every_field_of_a_line_reaches_the_turn(tmp_path):
 
 
 def test_every_control_of_the_engine_has_an_option():
-    """But those that are for many users of one engine, or for sessions."""
+    """But those that are for many users of one engine, or for sessions; and media, which come over HTTP alone."""
     options = set(inspect.signature(generate).parameters)
     not_here = {"turn", "session", "stable_boundary", "system_boundary", "tenant", "priority"}
-    not_here |= {"queue_seconds", "followers", "after", "resumed"}
+    not_here |= {"queue_seconds", "followers", "after", "resumed", "media"}
     named = {
         "stop_ids": "stop_token_ids", "stop_strings": "stop", "include_stop_string": "include_stop_str_in_output",
         "thinking": "thinking_budget", "grammar": "json_schema", "sub": "n", "sampling": "temperature",
