@@ -24,7 +24,10 @@ _DEMUXERS = {"MP4": "mov", "Matroska": "matroska"}
 def open_container(data: bytes, kind: Literal["MP4", "Matroska"], limits: MediaLimits) -> Video:
     """Reads the container and no frame. Raises MediaError: also where PyAV is not installed."""
     with _opened(data, kind) as (container, stream):
-        check_size(stream.codec_context.width, stream.codec_context.height, MAX_FRAME_PIXELS)
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if not width or not height:
+            raise MediaError(f"has frames of more than {MAX_FRAME_PIXELS} pixels, or none that can be read")
+        check_size(width, height, MAX_FRAME_PIXELS)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
         total = 0
         for packet in container.demux(stream):
@@ -63,13 +66,15 @@ def _opened(data: bytes, kind: str) -> Iterator[tuple[Any, Any]]:
             "is a video file, for which this server lacks its extra 'video' (pip install 'dflash-serve[video]'); an"
             " animated GIF, WebP or PNG needs none"
         ) from None
-    # FFmpeg itself refuses frames above max_pixels, also while it looks for a stream's format.
+    # FFmpeg itself refuses frames above max_pixels: while it looks for a stream's format, and when it decodes.
     options = {"max_pixels": str(MAX_FRAME_PIXELS)}
     try:
         with av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind], options=options) as container:
             if not container.streams.video:
                 raise MediaError("has no video stream")
-            yield container, container.streams.video[0]
+            stream = container.streams.video[0]
+            stream.codec_context.options = options
+            yield container, stream
     except MediaError:
         raise
     except Exception as error:  # as of images; FFmpeg's MemoryError is about sizes that the file claims

@@ -82,6 +82,10 @@ def zeros(count: int) -> bytes:
     return b"".join(parts) + packer.flush()
 
 
+def grey(side: int) -> bytes:
+    return png(side, side, chunk(b"IDAT", zeros(side * (side + 1))), depth=8)
+
+
 def swollen(name: bytes) -> bytes:
     """A chunk beside the pixels, of 256 MiB when it is inflated, and the pixels."""
     return chunk(name, b"a\0\0" + zeros(256 << 20)) + chunk(b"IDAT", zeros(16))
@@ -96,10 +100,11 @@ def gif(width: int, height: int, frame: tuple[int, int, int, int], disposal: int
 
 
 def webp(width: int, height: int) -> bytes:
-    body = bytes((0x10, 0, 0, 0)) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    pixels = picture(8, 8, "WebP", lossless=True)[12:]
-    content = b"WEBP" + b"VP8X" + struct.pack("<I", len(body)) + body + pixels
-    return b"RIFF" + struct.pack("<I", len(content)) + content
+    """A small animation on a canvas of another size, for which its decoder takes memory at once."""
+    data = bytearray(animation(shades(2, 8, 8), "WebP"))
+    assert data[12:16] == b"VP8X"
+    data[24:30] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return bytes(data)
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -110,15 +115,15 @@ def jpeg(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def film_of(picture: bytes) -> bytes:
-    """A QuickTime file whose two frames are this PNG, whatever size it has."""
+def film_of(*pictures: bytes) -> bytes:
+    """A QuickTime file whose frames are these PNG, whatever sizes they have."""
     import av
 
     out = io.BytesIO()
     with av.open(out, "w", format="mov") as file:
         stream: Any = file.add_stream("png", rate=1)
         stream.width, stream.height, stream.pix_fmt = 64, 64, "gray"
-        for number in range(2):
+        for number, picture in enumerate(pictures):
             packet = av.Packet(picture)
             packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1)
             file.mux(packet)
@@ -147,9 +152,8 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a WebP of 2^24 x 200 pixels": lambda: webp(1 << 24, 200),
     "a JPEG of 13,000 x 13,000 pixels": lambda: jpeg(13_000, 13_000),
     "a JPEG of 65,500 x 65,500 pixels": lambda: jpeg(65_500, 65_500),
-    "a film of pictures of 30,000 x 30,000 pixels": lambda: film_of(
-        png(30_000, 30_000, chunk(b"IDAT", zeros(30_000 * 3751)))
-    ),
+    "a film of pictures of 13,000 x 13,000 pixels": lambda: film_of(grey(13_000), grey(13_000)),
+    "a film whose second picture is of 13,000 x 13,000 pixels": lambda: film_of(grey(64), grey(13_000)),
     "a film with a table of 2^28 entries": lambda: film_with_a_table_of(1 << 28),
     "a GIF of 65,535 x 65,535 pixels": lambda: gif(65_535, 65_535, (0, 0, 1, 1)),
     "a GIF with a frame far outside": lambda: gif(8, 8, (0, 0, 13_000, 13_000), disposal=2),
