@@ -65,7 +65,7 @@ class Ingress:
         me = context.replica_id.unique_id
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self._replicas = Replicas(engine, cluster)
-        self._turns = TurnApi(self._replicas, cluster, self._model, last_call)
+        self._turns = TurnApi(self._replicas, cluster, self._model, last_call, args.media_limits)
         self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
 
     # ------------------------------------------------------------------------------------------------ turns

@@ -135,7 +135,7 @@ class EngineReplica:
             self._model,
             self._service,
             self._keeper,
-            Prompter(self._service, accept_new_weights=args.accept_new_weights),
+            Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits),
             self._turns,
             args.detach_seconds,
             call_later,

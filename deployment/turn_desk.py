@@ -7,7 +7,6 @@ the prompt is rendered; then nothing is awaited any more until the turn runs
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnRequest
+from deployment.wire import Elsewhere, Route, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -109,7 +108,8 @@ class TurnDesk:
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         if request.mode != "append":
             # Before the session is touched: a prompt that cannot be served must not create one.
-            prompt = await asyncio.to_thread(self._prompter.alone, request)
+            prompt = await self._prompter.alone(request)
+            request = without_media(request)
             session = await self._session(route, request) if request.key else None
             if isinstance(session, HeldTurn | Elsewhere):
                 return session
@@ -118,7 +118,8 @@ class TurnDesk:
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
-        prompt = await asyncio.to_thread(self._prompter.appended, request, session)
+        prompt = await self._prompter.appended(request, session)
+        request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
         return await self._run(request, prompt, session)

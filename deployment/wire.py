@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -100,6 +100,11 @@ class TurnRequest:
     def outlives_its_reader(self) -> bool:
         """Whether somebody could ask for this turn again (decision 22)."""
         return self.key is not None or self.idempotency_key is not None
+
+
+def without_media(request: TurnRequest) -> TurnRequest:
+    """Once its prompt has them: the request is kept for as long as its turn can be told again."""
+    return replace(request, media=())
 
 
 @dataclass(frozen=True)

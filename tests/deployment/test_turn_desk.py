@@ -25,7 +25,7 @@ from deployment.session import Session
 from deployment.turn_desk import TurnDesk
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable
 from deployment.turns import Prompt
-from deployment.wire import Closed, Delta, Elsewhere, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, MediaSource, Route, Told, TurnRequest
 from model import DEMO
 from model.config import GenerationDefaults
 from model.tokenizer import Tokenizer
@@ -108,10 +108,10 @@ class Keeper:
 
 
 class Prompts:
-    def alone(self, request: TurnRequest) -> Prompt:
+    async def alone(self, request: TurnRequest) -> Prompt:
         return PROMPT
 
-    def appended(self, request: TurnRequest, session: Session) -> Prompt:
+    async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         return PROMPT
 
 
@@ -384,6 +384,19 @@ def test_what_is_kept_of_turns_that_are_over_has_a_bound_and_the_oldest_go_first
         assert len(d.table) == 2
         d.table.forget(KEY)
         assert len(d.table) == 0 and d.table.repeated(d.asked("3", key=KEY, idempotency_key="k3")) is None
+
+    run(steps)
+
+
+@pytest.mark.parametrize("mode", ["history", "append"])
+def test_a_turn_that_runs_keeps_none_of_the_files_that_its_request_brought(mode: Any):
+    async def steps() -> None:
+        d = Desk()
+        source = MediaSource("image", bytes(1 << 10), "0" * 64, "messages[0].content[0].image_url.url")
+        asked = replace(d.asked(key=KEY, media=(source,)), mode=mode)
+        turn = await d.finished(asked)
+        assert turn.request == replace(asked, media=())
+        assert await d.take(replace(asked, turn="f" * 32, repeated=True)) is turn  # and is found again without them
 
     run(steps)
 
