@@ -47,7 +47,7 @@ def open_document(
     by it; `demand_signature`: another is refused (`SignatureError`). Raises `FormatError`.
     """
     envelope = unseal(blob, key=key, demand_signature=demand_signature)
-    manifest = parse_manifest(envelope.manifest, newer_minor=envelope.minor > VERSION[1])
+    manifest = parse_manifest(envelope.manifest, envelope.minor > VERSION[1], envelope.minor)
     if not envelope.detached:
         stated = sum(segment.size for segment in manifest.segments)
         if stated != len(envelope.payload):

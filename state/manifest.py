@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from state.checkpoint import Checkpoint
+from state.container import VERSION
 from state.coverage import FORMS, Coverage
 from state.errors import FormatError
 from state.fields import LARGEST, Fields, Tokens
@@ -23,6 +24,7 @@ from state.session_manifest import (
     LEDGER_LIMIT,
     SESSION_FIELDS,
     SessionFacts,
+    add_since_1_0,
     as_tokens,
     parse_session,
     session_fields,
@@ -214,12 +216,14 @@ def _checkpoint_fields(entry: CheckpointEntry) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-def parse_manifest(data: bytes, newer_minor: bool) -> Manifest:
+def parse_manifest(data: bytes, newer_minor: bool, minor: int = VERSION[1]) -> Manifest:
     """Decodes and types a manifest; says nothing yet about its fit to a geometry or payload. Raises `FormatError`.
 
     `newer_minor`: the format's minor version is newer than ours, so fields that we do not know are ignored.
     """
     root = Fields(unpack(data, "manifest"), "manifest", ignore_unknown=newer_minor)
+    if minor == 0:
+        add_since_1_0(root)
     root.allow_only(_FIELDS)
     page_tokens = root.whole("page_tokens")
     if page_tokens != PAGE_TOKENS:

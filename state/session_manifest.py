@@ -95,14 +95,20 @@ def _fork_point_fields(number: int, point: ForkPoint) -> dict[str, Any]:
     return plain | {"ledger": ledger, "transcript": list(point.transcript)}
 
 
+def add_since_1_0(root: Fields) -> None:
+    """What a document of version 1.0 does not say, as FORMAT.md has it."""
+    root.values.setdefault("fork_points", [])
+    for turn in root.children("turns"):
+        turn.values.setdefault("ended_at", 0.0)
+
+
 def parse_session(root: Fields) -> SessionFacts:
     """Takes the session out of a manifest. Raises `FormatError`."""
     session = root.child("session")
     session.allow_only(_SESSION)
     ledger = root.words("ledger", LEDGER_LIMIT)
     transcript = tuple(_parse_message(entry) for entry in root.children("transcript"))
-    # Documents of version 1.0 have none.
-    points = root.children("fork_points") if "fork_points" in root.values else []
+    points = root.children("fork_points")
     return SessionFacts(
         id=session.visible("id"),
         branch=session.text("branch"),
@@ -147,7 +153,7 @@ def _parse_turn(entry: Fields) -> TurnRecord:
         reused=entry.whole("reused"),
         prefilled=entry.whole("prefilled"),
         acceptance_length=entry.number("acceptance_length", "a number from 0"),
-        ended_at=entry.number("ended_at", "seconds since 1970") if "ended_at" in entry.values else 0.0,
+        ended_at=entry.number("ended_at", "seconds since 1970"),
     )
 
 

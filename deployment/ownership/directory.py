@@ -46,9 +46,9 @@ class _Session:
 
     `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
     remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
-    there. `barren`: no copy that counts is left. `begins`: it began anew under that epoch, and what is
-    older is another session's. `granted`: what was granted to each machine since the last set was named. `sent`: when
-    it was last looked after.
+    there. `barren`: no copy that counts is left. `founding`: only the owner that still has it may go on. `begins`: it
+    began anew under that epoch, and what is older is another session's. `granted`: what was granted to each machine
+    since the last set was named. `sent`: when it was last looked after.
     """
 
     named: Named | None = None
@@ -58,6 +58,7 @@ class _Session:
     end: Order = NOTHING
     deleted: Epoch | None = None
     barren: bool = False
+    founding: bool = False
     begins: Epoch = NEVER
     granted: dict[str, Epoch] = field(default_factory=dict)
     sent: float = float("-inf")
@@ -199,11 +200,16 @@ class Directory:
         owner = session.owner
         if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
-        if not self._counting(session.suspects) or session.barren:
+        if not self._counting(session.suspects) or session.barren or session.founding:
             if self._unheard and not self._is_ours(session):
                 return Wait(key, REPEAT_SECONDS)  # a store may know a later set than that which is void
             again = claim.anew or session.gone or self._has_newest(claim, session)
-            return self._begin(claim, now, anew=True) if again else Lost(key)
+            if not again:
+                return Lost(key)
+            grant = self._begin(claim, now, anew=True)
+            founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
+            self._sessions[key].founding = founding
+            return grant
         session.given = given and owner != claim.replica
         return self._grant(key, session, claim.replica, claim.tenure, self._best_set(session), now)
 
@@ -216,7 +222,7 @@ class Directory:
         session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
         session.granted = {tenure: epoch for tenure, epoch in session.granted.items() if epoch > held.epoch}
         session.ends_at(held.end, held.deleted)
-        session.barren = False
+        session.barren = session.founding = False
         if session.pending is not None and session.pending.epoch <= held.epoch:
             session.pending, session.given = None, False
 

@@ -51,6 +51,10 @@ def test_owner_that_waits_for_a_store_of_its_old_set_is_granted_again_by_a_direc
     run(202_677)
 
 
+def test_owner_that_dies_while_it_gives_a_session_new_copies_leaves_it_lost_and_not_empty():
+    run(300_309)
+
+
 def test_a_seed_plays_the_same_schedule_again():
     assert run(7) == run(7)
     assert run(7) != run(8)
