@@ -30,7 +30,8 @@ DRAFT_TOKENS = 4
 TAPS = (1, 3)
 LIKELY = 6
 KINDS = {"dflash": ["sliding_attention", "full_attention"], "dflash2": ["sliding_attention", "sliding_attention"]}
-SEEDS = {"dflash": 3, "dflash2": 5}
+SEEDS = {"dflash": 13, "dflash2": 15}
+"""Of drafters that are right now and then."""
 
 
 @functools.cache
