@@ -220,7 +220,7 @@ class StateExchange:
             place = f"manifest.checkpoints[{number}].media"
             rows.append((place, manifest.ledger_of(entry), manifest.media_of(entry)))
         for place, tokens, media in rows:
-            problem = misplaced(tokens, bare(media), self._models.vision)
+            problem = misplaced(tokens.tolist(), bare(media), self._models.vision)
             if problem is not None:
                 raise EngineError(errors.BAD_STATE, f"{place}{problem}")
 

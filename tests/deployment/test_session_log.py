@@ -25,6 +25,7 @@ from deployment.session_log import (
 )
 from deployment.turns import Prompt
 from deployment.wire import TurnRequest
+from state.media import Media, PlacedMedia
 
 KEY = SessionKey("t" * 64, "a session/with a slash")
 PROMPT = Prompt((1, 2, 3), 2)
@@ -87,6 +88,17 @@ def test_a_request_is_itself_again_after_the_log(fields: dict[str, Any]):
     again = decode(encode(began))
     assert again == began
     assert request_of(began, KEY) == request
+
+
+def test_a_turn_s_log_has_the_pixels_that_its_session_has_not_shown_before():
+    old, new = (Media("image", digest * 64, (1, 3, 4, 4), 1, 1, (), digest.encode() * 48) for digest in "ab")
+    shown, both = (PlacedMedia(old, (2,)),), (PlacedMedia(old, (1,)), PlacedMedia(new, (3,)))
+    request = TurnRequest("f" * 32, "history", (), KEY, tenant=KEY.tenant)
+    began = began_record(request, Prompt((5, 9, 5, 9, 5), 4, media=both), 7, 1.5, shown)
+    assert [one.media.pixels for one in began.media] == [b"", new.pixels]
+    (turn,) = logged_turns([decode(encode(began))])
+    assert turn.prompt(shown).media == both
+    assert [one.media.pixels for one in turn.prompt(()).media] == [b"", new.pixels], "the engine would refuse it"
 
 
 # ------------------------------------------------------------------------------------------------ courses
