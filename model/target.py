@@ -183,9 +183,12 @@ class Target:
         """One row's chunk, all of its columns live: writes K/V and advances recurrent state and history in place."""
         return self._forward(columns, state, taps, advance=True)
 
-    def verify(self, columns: Columns, state: TargetState, taps: tuple[int, ...] = ()) -> Forward:
-        """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records."""
-        return self._forward(columns, state, taps, advance=False)
+    def verify(
+        self, columns: Columns, state: TargetState, taps: tuple[int, ...] = (), records: gdn.Records | None = None
+    ) -> Forward:
+        """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records: in
+        those that are given, if any."""
+        return self._forward(columns, state, taps, advance=False, records=records)
 
     def commit(self, records: gdn.Records, counts: torch.Tensor, slots: torch.Tensor, state: TargetState) -> None:
         """Folds the first counts[b] recorded columns into the images `slots`; counts[b] = 0 changes nothing."""
@@ -196,12 +199,19 @@ class Target:
         """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
         return head_scores(hidden, self.head, self.public_rows)
 
-    def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
+    def _forward(
+        self,
+        columns: Columns,
+        state: TargetState,
+        taps: tuple[int, ...],
+        advance: bool,
+        records: gdn.Records | None = None,
+    ) -> Forward:
         config = self.config
         x = self._embedded(columns)
         tables = self.rotary.tables(columns.rotary_positions)
         tapped: dict[int, torch.Tensor] = {}
-        records = self._new_records(columns, 1 if advance else len(config.gdn_layers))
+        records = records or self._new_records(columns, 1 if advance else len(config.gdn_layers))
         next_norms = (*(block.input_norm for block in self.blocks[1:]), self.final_norm)
         full_layers = delta_layers = 0
         n = offset_rms_norm(x, self.blocks[0].input_norm, config.rms_norm_eps)

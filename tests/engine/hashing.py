@@ -184,6 +184,7 @@ def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: A
         geometry=GEOMETRY,
         device=torch.device("cpu"),
         drafter=None,
+        taps=(),
         draft_tokens=DRAFT_TOKENS,
         fingerprint=None,
     )

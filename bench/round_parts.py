@@ -1,0 +1,255 @@
+"""The decode round as the engine runs it, in parts: for `bench/round.py`.
+
+Pages, images and rings hold random numbers; nothing is prefilled. Random weights accept nothing, so the tokens that a
+commit keeps are forced: N of `KEPT` in turn, four on average, each lane at another place of it. A part lasts from the
+first to the last of its launches on the card, by events; `host` is what is left of a round: the time from verdict to
+verdict in which no segment runs. Medians of `ROUNDS` rounds.
+
+The floor: all weights that a round must read (the head twice, for proposals and for verification), every lane's K/V,
+rings and recurrent state once, over the bandwidth of a pure read in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from deployment.engine.drafting import DraftTokens
+from deployment.engine.lane import Lane
+from deployment.engine.loading import state_geometry
+from deployment.engine.messages import Sampling, Submit
+from deployment.engine.round import Executor
+from deployment.engine.round_shape import Shapes
+from model.drafter import Drafter
+from model.target import Target
+from state.geometry import PAGE_TOKENS, StateGeometry, pages_for
+from state.memory import StateMemory
+
+DEVICE = torch.device("cuda")
+BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (1024, 8192, 32768, 131072)
+KEPT = (1, 6, 3, 4, 7, 2, 4, 5)
+"""N, mean 4."""
+ROUNDS, WARM = 20, 4
+ROOM = (ROUNDS + WARM + 2) * max(KEPT)
+SPARE = 9 << 30
+"""Bytes of the card that are left to activations, graphs and a round's buffers."""
+GREEDY, DRAWN = Sampling(), Sampling(temperature=0.7, top_k=20, top_p=0.95, seed=1)
+PROFILED = ((1, 1024), (8, 1024))
+PRODUCTS = re.compile(r"gemm|gemv|nvjet|cutlass|splitKreduce|_stream_kernel|_sum_kernel", re.IGNORECASE)
+
+
+def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[dict]:
+    """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
+    ones. `tbps`: TB/s of a pure read."""
+    drafts = drafter.config.block_size - 1
+    geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
+    memory = random_memory(geometry)
+    models = bare_models(target, drafter, drafts, geometry)
+    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)))
+    cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
+    rows: list[dict] = []
+    for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
+        if batch * pages_for(context + ROOM) > memory.target.pages:
+            continue
+        lanes = open_lanes(memory, batch, context, sampling)
+        row = {"model": model, "backend": drafter.config.kind, "K": drafts, "B": batch, "context": context}
+        row |= {"temperature": sampling.temperature} | timed(executor, lanes)
+        row["floor_ms"] = round(floor_bytes(target, drafter, geometry, batch, context) / tbps / 1e9, 3)
+        if (batch, context) in PROFILED:
+            row |= operators(executor, lanes)
+        rows.append(row)
+        print(row, flush=True)
+        for lane in lanes:
+            memory.close(lane.memory)
+    del executor, memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def plain_rounds(model: str, target: Target) -> list[dict]:
+    """The same engine without a drafter, at the first context: a token a round."""
+    geometry = state_geometry(target.config, None, torch.bfloat16)
+    memory = random_memory(geometry, max(BATCHES) * pages_for(CONTEXTS[0] + ROOM))
+    models = bare_models(target, None, 0, geometry)
+    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(0)))
+    rows: list[dict] = []
+    for batch in BATCHES:
+        lanes = open_lanes(memory, batch, CONTEXTS[0], DRAWN)
+        rows.append({"model": model, "B": batch, "ms_per_token": timed(executor, lanes)["round_ms"]})
+        print(rows[-1], flush=True)
+        for lane in lanes:
+            memory.close(lane.memory)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ what runs
+
+
+def bare_models(target: Target, drafter: Drafter | None, drafts: int, geometry: StateGeometry) -> Any:
+    """What an executor asks of its models, without anything of text."""
+    return SimpleNamespace(
+        target=target,
+        vision=None,
+        drafter=drafter,
+        draft_tokens=drafts,
+        context=CONTEXTS[-1] + ROOM,
+        defaults=SimpleNamespace(eos_ids=()),
+        tokenizer=SimpleNamespace(public_rows=target.public_rows),
+        geometry=geometry,
+        device=DEVICE,
+        dtype=torch.bfloat16,
+        taps=drafter.config.target_layer_ids if drafter else (),
+    )
+
+
+def random_memory(geometry: StateGeometry, pages: int | None = None) -> StateMemory:
+    """Images for the largest batch, and pages: as many as fit and could be used, unless it is said how many."""
+    free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
+    most = max(BATCHES) * pages_for(CONTEXTS[2] + ROOM)
+    memory = StateMemory(geometry, pages or min(free // geometry.target_page_bytes, most), 1, max(BATCHES), DEVICE)
+    images = memory.images
+    for plane in (memory.target.keys, memory.target.values, images.conv, images.rings.keys, images.rings.values):
+        for part in plane:
+            part.normal_()
+    for part in images.gdn:
+        part.normal_(std=0.25)
+    return memory
+
+
+def open_lanes(memory: StateMemory, batch: int, context: int, sampling: Sampling) -> list[Lane]:
+    """Lanes that decode at frontier `context`, over whatever their pages hold."""
+    lanes: list[Lane] = []
+    for row in range(batch):
+        sequence = memory.open(context + ROOM)
+        for plane, std in ((memory.images.gdn, 0.25), (memory.images.conv, 1.0), (memory.images.rings.keys, 1.0)):
+            plane[sequence.slot].normal_(std=std)
+        memory.images.rings.values[sequence.slot].normal_()
+        sequence.settle(context)
+        sequence.context_frontier = context
+        submit = Submit(f"turn-{row}", (row,) * context, sampling)
+        ledger = [(7 * row + place) % 1000 for place in range(context + 1)]
+        lanes.append(Lane(submit, row, sequence, ledger, ROOM, frozenset(), "none", 0, 0.0))
+    return lanes
+
+
+def kept(number: int, batch: int) -> list[int]:
+    return [KEPT[(number + 3 * lane) % len(KEPT)] for lane in range(batch)]
+
+
+def one_round(executor: Executor, lanes: Sequence[Lane], number: int) -> None:
+    """A round, its commit, and what the engine's books would say after it."""
+    done = executor.run(lanes)
+    counts = [min(count, done.shape.width) for count in kept(number, len(lanes))]
+    executor.commit(done, counts)
+    for lane, count in zip(lanes, counts, strict=True):
+        lane.ledger.extend(range(count))
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+class Watched:
+    """Runs segments, with an event before and one behind each."""
+
+    def __init__(self, runs: Callable[[Hashable, Callable[[], None]], None]) -> None:
+        self._runs = runs
+        self.events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+
+    def __call__(self, key: Any, segment: Callable[[], None]) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._runs(key, segment)
+        end.record()
+        self.events[key[0]].append((begin, end))
+
+    @property
+    def parts(self) -> list[str]:
+        return list(self.events)
+
+    def milliseconds(self, part: str, last: int) -> float:
+        """Median of the `last` times that a segment ran."""
+        return median(begin.elapsed_time(end) for begin, end in self.events[part][-last:])
+
+
+def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
+    plain = executor._runs, executor._target_runs
+    for number in range(WARM):
+        one_round(executor, lanes, number)
+    times = [time.perf_counter()]
+    for number in range(ROUNDS):  # first without events, which take time themselves
+        one_round(executor, lanes, number)
+        times.append(time.perf_counter())
+    watched = Watched(executor._runs)
+    executor._runs = executor._target_runs = watched
+    for number in range(WARM, ROUNDS + WARM):
+        lanes_back(lanes)
+        one_round(executor, lanes, number)
+    torch.cuda.synchronize()
+    executor._runs, executor._target_runs = plain
+    whole = 1e3 * median(later - earlier for earlier, later in itertools.pairwise(times))
+    parts = {part: round(watched.milliseconds(part, ROUNDS), 4) for part in watched.parts}
+    parts["host"] = round(whole - sum(parts.values()), 4)
+    return {"round_ms": round(whole, 3), "parts": parts}
+
+
+def lanes_back(lanes: Sequence[Lane]) -> None:
+    """Keeps frontiers within the pages: what lies there is as random as before."""
+    for lane in lanes:
+        if lane.frontier + 2 * max(KEPT) > len(lane.memory.pages) * PAGE_TOKENS:
+            lane.memory.settle(lane.prompt_tokens)
+            lane.memory.context_frontier = lane.prompt_tokens - lane.pending
+
+
+def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict[str, Any]:
+    """Milliseconds a round of all products, and of each kernel that is none, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for number in range(count):
+            lanes_back(lanes)
+            one_round(executor, lanes, number)
+        torch.cuda.synchronize()
+    spent: dict[str, float] = defaultdict(float)
+    for event in profiled.key_averages():
+        name = "products" if PRODUCTS.search(event.key) else event.key
+        spent[name] += event.device_time_total / 1e3 / count
+    products = spent.pop("products", 0.0)
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    longest = {re.sub(r"[<(].*", "", name)[-48:]: round(ms, 4) for name, ms in ranked[:14]}
+    return {
+        "products_ms": round(products, 3),
+        "other_ms": round(sum(spent.values()), 3),
+        "operators": longest,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ floor
+
+
+def floor_bytes(target: Target, drafter: Drafter, geometry: StateGeometry, batch: int, context: int) -> int:
+    weights = bytes_of(target.blocks) + bytes_of(target.head) + bytes_of(drafter.layers) + bytes_of(drafter.feature)
+    weights += bytes_of(drafter.head.weight) + bytes_of(drafter._context_weight)
+    rings = geometry.ring_bytes * min(context, geometry.window) // max(geometry.window, 1)
+    lane = geometry.target_page_bytes * context // PAGE_TOKENS + geometry.gdn_bytes + geometry.conv_bytes + rings
+    return weights + batch * lane
+
+
+def bytes_of(value: Any) -> int:
+    """Of all tensors in a value of dataclasses and tuples."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(bytes_of, value))
+    return sum(bytes_of(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
