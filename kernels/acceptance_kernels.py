@@ -266,9 +266,10 @@ def verdicts(
         return licensed, accepted
     strides = logits.stride(0), logits.stride(1), columns, width
     padded = triton.next_power_of_2(width)
+    judged = seeds if drafts is None else drafts  # without drafts nobody follows the pointer, but it must have a type
     _decide[(batch,)](
         *(logits, cuts.state, cuts.cut, cuts.total, controls.temperature, controls.min_p, reproducible),
-        *(seeds, sub, positions, controls.extent, drafts, candidates, law, need),
+        *(seeds, sub, positions, controls.extent, judged, candidates, law, need),
         *strides,
         CANDIDATES=choices,
         WIDTH=padded,

@@ -65,7 +65,7 @@ class Segments:
             shape.drafts + 1,
             self._draft_rows(rows),
             self.context,
-            _sampling(rows, traits, traits.reproducible),
+            _sampling(rows, traits),
         )
         self._buffers.drafts(shape.rows, shape.drafts).copy_(proposal.drafts)
         if proposal.candidates is not None and proposal.law is not None:
@@ -98,9 +98,7 @@ class Segments:
             masks = TokenMasks(self._buffers.allowed(traits.masks, width), rows.mask)
         penalties = self._penalties(rows) if traits.penalised else None
         controlled = adjust_logits(logits, drafts, penalties, masks)
-        retained = proposal is not None and proposal.law is not None  # else q is one-hot in every row
-        sampling = _sampling(rows, traits, reproducible=traits.reproducible and retained)
-        verdict = accept(controlled, proposal, rows.extent, rows.frontier, sampling)
+        verdict = accept(controlled, proposal, rows.extent, rows.frontier, _sampling(rows, traits))
         licensed, accepted = self._buffers.verdicts(shape.rows, width)
         licensed.copy_(verdict.licensed)
         accepted.copy_(verdict.accepted)
@@ -145,7 +143,7 @@ class Segments:
         return RowPenalties(rows.repetition, rows.presence, rows.frequency, bias, in_prompt, counts)
 
 
-def _sampling(rows: Rows, traits: Traits, reproducible: bool) -> RowSampling:
+def _sampling(rows: Rows, traits: Traits) -> RowSampling:
     return RowSampling(
         temperature=rows.temperature,
         top_k=rows.top_k,
@@ -153,6 +151,6 @@ def _sampling(rows: Rows, traits: Traits, reproducible: bool) -> RowSampling:
         seeds=rows.seed,
         sub=rows.sub,
         min_p=rows.min_p if traits.min_p else None,
-        reproducible=rows.reproducible > 0 if reproducible else None,
+        reproducible=rows.reproducible > 0 if traits.reproducible else None,
         all_greedy=traits.greedy,
     )

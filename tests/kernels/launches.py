@@ -168,6 +168,8 @@ def acceptance() -> list[Callable[[], object]]:
     return [
         partial(adjust_logits_triton, logits, drafts, RowPenalties(heat, heat, heat, *per_token), masks),
         partial(accept_triton, logits, proposal, rows(), rows(), sampling),
+        partial(accept_triton, logits, Proposal(drafts), rows(), rows(), sampling),
+        partial(accept_triton, logits, None, rows(), rows(), sampling),
     ]
 
 
