@@ -54,12 +54,8 @@ class OnCpu:
         self._runs(key, segment)
         self._times.setdefault(key[0], []).append(1e3 * (time.perf_counter() - begun))
 
-    @property
-    def parts(self) -> list[str]:
-        return list(self._times)
-
-    def milliseconds(self, part: str, last: int) -> float:
-        return median(self._times[part][-last:])
+    def milliseconds(self) -> dict[str, list[float]]:
+        return self._times
 
 
 def device_ms(options: EngineOptions) -> float:
@@ -76,13 +72,10 @@ def device_ms(options: EngineOptions) -> float:
     on_card = options.device == "cuda"
     watched = Watched(executor._runs) if on_card else OnCpu(executor._runs)
     executor._runs = executor._target_runs = watched
-    count = STEADY.stop - STEADY.start
-    for _ in range(count):
+    for _ in range(STEADY.stop - STEADY.start):
         engine.step()
-    if on_card:
-        torch.cuda.synchronize()
     assert len(engine._lanes) == options.lanes, "turns ended while rounds were timed"
-    return sum(watched.milliseconds(part, count) for part in watched.parts)
+    return sum(median(times) for times in watched.milliseconds().values())
 
 
 async def round_ms(options: EngineOptions) -> float:

@@ -165,43 +165,40 @@ class Watched:
 
     def __init__(self, runs: Callable[[Hashable, Callable[[], None]], None]) -> None:
         self._runs = runs
-        self.events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        self._events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
 
     def __call__(self, key: Any, segment: Callable[[], None]) -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         self._runs(key, segment)
         end.record()
-        self.events[key[0]].append((begin, end))
+        self._events[key[0]].append((begin, end))
 
-    @property
-    def parts(self) -> list[str]:
-        return list(self.events)
-
-    def milliseconds(self, part: str, last: int) -> float:
-        """Median of the `last` times that a segment ran."""
-        return median(begin.elapsed_time(end) for begin, end in self.events[part][-last:])
+    def milliseconds(self) -> dict[str, list[float]]:
+        """Of each segment, every time that it ran; they are over."""
+        torch.cuda.synchronize()
+        return {part: [begin.elapsed_time(end) for begin, end in pairs] for part, pairs in self._events.items()}
 
 
 def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
     plain = executor._runs, executor._target_runs
     for number in range(WARM):
         one_round(executor, lanes, number)
-    times = [time.perf_counter()]
-    for number in range(ROUNDS):  # first without events, which take time themselves
-        one_round(executor, lanes, number)
-        times.append(time.perf_counter())
     watched = Watched(executor._runs)
     executor._runs = executor._target_runs = watched
-    for number in range(WARM, ROUNDS + WARM):
-        lanes_back(lanes)
-        one_round(executor, lanes, number)
-    torch.cuda.synchronize()
+    times = [time.perf_counter()]
+    for number in range(ROUNDS):
+        one_round(executor, lanes, WARM + number)
+        times.append(time.perf_counter())
     executor._runs, executor._target_runs = plain
-    whole = 1e3 * median(later - earlier for earlier, later in itertools.pairwise(times))
-    parts = {part: round(watched.milliseconds(part, ROUNDS), 4) for part in watched.parts}
-    parts["host"] = round(whole - sum(parts.values()), 4)
-    return {"round_ms": round(whole, 3), "parts": parts}
+    parts = watched.milliseconds()
+    whole = [1e3 * (later - earlier) for earlier, later in itertools.pairwise(times)]
+    # a round's time runs from verdict to verdict: the commit before it is in it, its own is not
+    busy = [sum(part) for part in zip(*(times for name, times in parts.items() if name != "commit"), strict=True)]
+    commits = [0.0, *parts["commit"][:-1]]
+    host = median([a - b - c for a, b, c in zip(whole, busy, commits, strict=True)][1:])
+    told = {name: round(median(times), 4) for name, times in parts.items()} | {"host": round(host, 4)}
+    return {"round_ms": round(median(whole[1:]), 3), "parts": told}
 
 
 def lanes_back(lanes: Sequence[Lane]) -> None:

@@ -77,6 +77,9 @@ class Rows:
     presence: torch.Tensor
     frequency: torch.Tensor
 
+    def part(self, rows: slice) -> Rows:
+        return Rows(**{name: values[rows] for name, values in vars(self).items()})
+
 
 assert tuple(field.name for field in fields(Rows)) == Row._fields
 

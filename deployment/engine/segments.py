@@ -33,6 +33,9 @@ from model.drafter import DraftContext, DraftRows
 from model.target import Columns, TargetState
 from state.memory import StateMemory
 
+LOGIT_BYTES = 256 << 20
+"""Of FP32 logits at a time, so that what is made of them does not take gigabytes: 64 lanes with K = 15 have 1 GB."""
+
 
 class Segments:
     """Of one engine. `state`, `context`: views of its memory; `context` None without a drafter."""
@@ -89,10 +92,19 @@ class Segments:
             self._buffers.features(shape.rows, width).copy_(forward.features)
 
     def accept(self, shape: RoundShape, traits: Traits) -> None:
-        rows, width = self._buffers.ingress.rows(shape.rows), shape.width
-        logits = self._models.target.logits(self._buffers.hidden(shape.rows, width))
-        proposal = self._proposal(shape)
-        drafts = self._buffers.drafts(shape.rows, shape.drafts) if proposal is None else proposal.drafts
+        """As many rows at a time as have logits of `LOGIT_BYTES`: what is chosen in a row depends on no other."""
+        vocabulary = self._models.target.public_rows
+        together = max(1, LOGIT_BYTES // (4 * shape.width * vocabulary))
+        for first in range(0, shape.rows, together):
+            self._judge(shape, traits, slice(first, min(first + together, shape.rows)))
+        for first in range(0, traits.told, together):
+            self._tell(shape, traits, slice(first, min(first + together, traits.told)))
+
+    def _judge(self, shape: RoundShape, traits: Traits, part: slice) -> None:
+        rows, width = self._buffers.ingress.rows(shape.rows).part(part), shape.width
+        logits = self._models.target.logits(self._buffers.hidden(shape.rows, width)[part])
+        proposal = self._proposal(shape, part)
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)[part]
         masks = None
         if traits.masks:
             masks = TokenMasks(self._buffers.allowed(traits.masks, width), rows.mask)
@@ -100,14 +112,21 @@ class Segments:
         controlled = adjust_logits(logits, drafts, penalties, masks)
         verdict = accept(controlled, proposal, rows.extent, rows.frontier, _sampling(rows, traits))
         licensed, accepted = self._buffers.verdicts(shape.rows, width)
-        licensed.copy_(verdict.licensed)
-        accepted.copy_(verdict.accepted)
-        places = self._buffers.told.of(traits.told, width, traits.alternatives)
-        for number in range(traits.told):
-            row = rows.told[number : number + 1]
-            of_row = logits.index_select(0, row)[0], licensed.index_select(0, row)[0]
-            for place, value in zip(places, token_logprobs(*of_row, traits.alternatives), strict=True):
-                place[number] = value
+        licensed[part].copy_(verdict.licensed)
+        accepted[part].copy_(verdict.accepted)
+
+    def _tell(self, shape: RoundShape, traits: Traits, part: slice) -> None:
+        """Log-probabilities for some of the rows that asked, whose logits are computed again: few rounds need them, and
+        which rows they are only the device knows."""
+        asking = self._buffers.ingress.rows(shape.rows).told[part]
+        hidden = self._buffers.hidden(shape.rows, shape.width).index_select(0, asking)
+        licensed, _ = self._buffers.verdicts(shape.rows, shape.width)
+        licensed = licensed.index_select(0, asking)
+        places = self._buffers.told.of(traits.told, shape.width, traits.alternatives)
+        for number, logits in enumerate(self._models.target.logits(hidden)):
+            values = token_logprobs(logits, licensed[number], traits.alternatives)
+            for place, value in zip(places, values, strict=True):
+                place[part.start + number] = value
 
     def commit(self, shape: RoundShape) -> None:
         rows, images = self._buffers.ingress.rows(shape.rows), self._memory.images
@@ -127,13 +146,14 @@ class Segments:
     def _draft_rows(self, rows: Rows) -> DraftRows:
         return DraftRows(rows.slot, self._buffers.draft_pages.device.index_select(0, rows.lane))
 
-    def _proposal(self, shape: RoundShape) -> Proposal | None:
+    def _proposal(self, shape: RoundShape, part: slice) -> Proposal | None:
         if not shape.drafts:
             return None
-        drafts = self._buffers.drafts(shape.rows, shape.drafts)
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)[part]
         if not self._buffers.sizes.candidates:
             return Proposal(drafts)
-        return Proposal(drafts, *self._buffers.laws(shape.rows, shape.drafts))
+        candidates, law = self._buffers.laws(shape.rows, shape.drafts)
+        return Proposal(drafts, candidates[part], law[part])
 
     def _penalties(self, rows: Rows) -> RowPenalties:
         bias, in_prompt, counts = (

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from deployment.engine import segments
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.messages import Finished, Sampling, Submit, Tokens
 from deployment.engine.round import Executor
 from deployment.engine.round_shape import EXACT_ROWS, Shapes, Traits, bucketed
-from tests.engine.tiny import DRAFT_TOKENS, TinyDriver
+from tests.engine.tiny import DRAFT_TOKENS, PUBLIC, TinyDriver
 
 LANES = 5
 STEPS = ((2, 3), (3, 2), (5, 1))
@@ -171,3 +172,26 @@ def test_padding_never_writes_where_a_lane_is():
     executor.commit(done, [len(done.licensed[0])])
     after = [plane[others] for plane in (images.gdn, images.conv, images.hidden)]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_verdicts_of_a_few_rows_at_a_time_are_those_of_the_whole_round(rows, monkeypatch):
+    """Logits of more columns than fit together are made and judged in slices; log-probabilities too."""
+    options = {"lanes": LANES, "images": 0}
+    whole = outcomes(TinyDriver("dflash2", **options), ramp())
+    width = DRAFT_TOKENS + 1
+    monkeypatch.setattr(segments, "LOGIT_BYTES", rows * width * PUBLIC * 4)
+    batches = set()
+    judge = segments.accept
+
+    def watched(logits, *more):
+        batches.add(len(logits))
+        return judge(logits, *more)
+
+    monkeypatch.setattr(segments, "accept", watched)
+    found = outcomes(TinyDriver("dflash2", **options), ramp())
+    assert max(size for size in batches) <= max(rows * width, rows) and rows in batches
+    for turn, (*facts, told) in whole.items():
+        assert list(found[turn][:3]) == facts, turn
+        assert [entry.token for entry in found[turn][3]] == [entry.token for entry in told]
+        assert [e.logprob for e in found[turn][3]] == pytest.approx([e.logprob for e in told], abs=1e-6)
