@@ -15,9 +15,9 @@ from deployment.engine.grammar import Masks
 from deployment.engine.lane import Lane
 from deployment.engine.messages import Sampling
 from deployment.engine.transfer import on_device
-from kernels.acceptance import RowSampling
+from kernels.acceptance import Proposal, RowSampling
 from kernels.masking import TokenMasks
-from kernels.penalties import RowPenalties
+from kernels.penalties import RowPenalties, adjust_logits
 from kernels.randomness import signed_seed
 
 
@@ -99,6 +99,17 @@ def token_masks(
     of_lane = torch.full((len(lanes),), -1)
     of_lane[rows] = torch.arange(len(rows))
     return TokenMasks(on_device(torch.from_numpy(allowed), device), on_device(of_lane, device))
+
+
+def controlled(
+    lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None, masks: Masks | None
+) -> torch.Tensor:
+    """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
+    width, vocabulary = logits.shape[1:]
+    penalties = row_penalties(lanes, vocabulary, logits.device)
+    allowed = token_masks(lanes, masks, width, vocabulary, logits.device)
+    none = torch.empty(len(lanes), 0, dtype=torch.int64, device=logits.device)
+    return adjust_logits(logits, none if proposal is None else proposal.drafts, penalties, allowed)
 
 
 def _penalised(controls: Sampling) -> bool:

@@ -39,6 +39,13 @@ class Masks:
     rows: tuple[int, ...]
     dead: Mapping[int, tuple[int, EngineError]]
 
+    def rows_of(self, lanes: slice) -> Masks | None:
+        """Those of some of the lanes, None where none of them has a grammar."""
+        among = [index for index, row in enumerate(self.rows) if lanes.start <= row < lanes.stop]
+        rows = tuple(self.rows[index] - lanes.start for index in among)
+        dead = {row - lanes.start: what for row, what in self.dead.items() if lanes.start <= row < lanes.stop}
+        return Masks(self.bits[among], rows, dead) if among else None
+
 
 class TurnMatcher:
     """Where one turn stands in its grammar. `field`: what asked for it.

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 import torch
 
-from deployment.engine.controls import row_penalties, row_sampling, token_masks
+from deployment.engine.controls import controlled, row_sampling
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.errors import EngineError
-from deployment.engine.grammar import Grammars, Masks
+from deployment.engine.grammar import Grammars
+from deployment.engine.judgement import judge
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.logprobs import licensed_logprobs, prompt_logprobs
 from deployment.engine.messages import TokenLogprob
 from deployment.engine.transfer import on_device
-from kernels.acceptance import Proposal, RowSampling, accept, choose
-from kernels.penalties import adjust_logits
+from kernels.acceptance import Proposal, RowSampling, choose
 from model.drafter import DraftContext, DraftRows
 from model.target import Columns, Forward, TargetState
 from state.memory import UNSETTLED, StateMemory
@@ -111,8 +111,8 @@ class Executor:
             raise masks.dead[0][1]
         hidden = self._memory.images.hidden[lane.memory.slot]
         logits = self._models.target.logits(hidden)[None, None]
-        controlled = self._controlled([lane], logits, None, masks)
-        token = int(choose(controlled, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
+        positions, sampling = self._int([[lane.frontier - 1]]), self._sampling([lane])
+        token = int(choose(controlled([lane], logits, None, masks), positions, sampling)[0, 0])
         return token, licensed_logprobs([lane], logits, [(token,)])[0]
 
     # ------------------------------------------------------------------------------------------------ rounds
@@ -141,13 +141,12 @@ class Executor:
         if constrained:
             live = [row[:count] for row, count in zip(drafts, extents, strict=True)]
             masks = self.grammars.masks(lanes, live, width)
-        logits = self._models.target.logits(forward.hidden)
-        verdict = accept(self._controlled(lanes, logits, proposal, masks), proposal, extent, frontier, sampling)
-        accepted = verdict.accepted.tolist()
-        licensed = [tuple(row[: count + 1]) for row, count in zip(verdict.licensed.tolist(), accepted, strict=True)]
-        ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
-        logprobs = licensed_logprobs(lanes, logits, licensed)
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, forward, ends)
+        target = self._models.target
+        told = judge(
+            *(lanes, forward.hidden, target.logits, target.public_rows),
+            *(proposal, masks, extent, frontier, sampling),
+        )
+        return ExecutedRound(tuple(lanes), told.licensed, told.accepted, told.logprobs, forward, told.dead_ends)
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
@@ -234,26 +233,3 @@ class Executor:
 
     def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
         return row_sampling(lanes, self._models.target.public_rows, self._device)
-
-    def _controlled(
-        self, lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None, masks: Masks | None
-    ) -> torch.Tensor:
-        """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
-        width, vocabulary = logits.shape[1:]
-        penalties = row_penalties(lanes, vocabulary, self._device)
-        allowed = token_masks(lanes, masks, width, vocabulary, self._device)
-        drafts = proposal.drafts if proposal is not None else self._int([[]] * len(lanes))
-        return adjust_logits(logits, drafts, penalties, allowed)
-
-
-def _cut_at_dead_ends(
-    lanes: Sequence[Lane], licensed: list[tuple[int, ...]], accepted: list[int], masks: Masks | None
-) -> tuple[tuple[Lane, EngineError], ...]:
-    """A row ends before the first column that has no token: its drafts up to there stand, and nothing comes after.
-    Changes `licensed` and `accepted` of such rows, and returns their lanes."""
-    ends: list[tuple[Lane, EngineError]] = []
-    for row, (column, error) in masks.dead.items() if masks else ():
-        if accepted[row] >= column:
-            accepted[row], licensed[row] = column, licensed[row][:column]
-            ends.append((lanes[row], error))
-    return tuple(ends)
