@@ -75,13 +75,6 @@ def partial_attention(
     live = tl.load(valid_ptr + batch).to(tl.int32)
     end = tl.load(frontier_ptr + batch).to(tl.int32)
     place = tl.load(places, mask=place_count > 0, other=0)
-    # The queries of all columns are there, and are waited for together with what says how many keys there are.
-    row = tile * ROWS + tl.arange(0, ROWS)
-    column = row // GROUP
-    real = row < WIDTH * GROUP
-    dim = tl.arange(0, HEAD_DIM)
-    at_q = q_ptr + batch.to(tl.int64) * q_row + column * q_column + (kv_head * GROUP + row % GROUP) * q_head
-    q = tl.load(at_q[:, None] + dim[None, :], mask=real[:, None], other=0.0)
     if live == 0:
         return
     first = tl.maximum(end - WINDOW + 1, 0)
@@ -89,12 +82,19 @@ def partial_attention(
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
 
+    row = tile * ROWS + tl.arange(0, ROWS)
+    column = row // GROUP
     kv_heads = tl.num_programs(0) // TILES
     slot_of_row = ((batch * kv_heads + kv_head) * (WIDTH * GROUP) + row) * PARTS + part
+    real = row < WIDTH * GROUP
     if (part > 0) & (begin >= end):
         tl.store(best_ptr + slot_of_row, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
         return
 
+    dim = tl.arange(0, HEAD_DIM)
+    head = kv_head * GROUP + row % GROUP
+    at_q = q_ptr + batch.to(tl.int64) * q_row + column * q_column + head * q_head
+    q = tl.load(at_q[:, None] + dim[None, :], mask=real[:, None], other=0.0)
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
@@ -158,8 +158,7 @@ def combine_parts(
     OVERLAPS: tl.constexpr,
 ):
     """Program (tile of query rows, kv head, b). A part without a key has best = -inf and leaves the rest of it
-    unwritten, and so does a row without live columns all of its parts: what is there is loaded, and not looked at, so
-    that no load waits for another."""
+    unwritten."""
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     kv_head, batch = tl.program_id(1), tl.program_id(2)
@@ -170,20 +169,19 @@ def combine_parts(
     live = real & (column < tl.load(valid_ptr + batch))
     dim, part = tl.arange(0, HEAD_DIM), tl.arange(0, PARTS_PADDED)
     first = ((batch * kv_heads + kv_head) * (WIDTH * GROUP) + row).to(tl.int64) * PARTS
-    exists = real[:, None] & (part < PARTS)[None, :]
+    exists = live[:, None] & (part < PARTS)[None, :]
     best = tl.load(best_ptr + first[:, None] + part[None, :], mask=exists, other=float("-inf"))
-    total = tl.load(total_ptr + first[:, None] + part[None, :], mask=exists, other=0.0)
-    best = tl.where(live[:, None], best, float("-inf"))
+    written = best > float("-inf")
+    total = tl.load(total_ptr + first[:, None] + part[None, :], mask=written, other=0.0)
     highest = tl.max(best, axis=1)
     highest = tl.where(highest > float("-inf"), highest, 0.0)
-    weight = tl.where(best > float("-inf"), total * tl.exp2(best - highest[:, None]), 0.0)
-    total = tl.sum(weight, axis=1)
+    total = tl.sum(total * tl.exp2(best - highest[:, None]), axis=1)
     mixture = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     for index in tl.static_range(PARTS):
-        share = tl.load(best_ptr + first + index, mask=real, other=float("-inf"))
-        mixed = tl.load(mixed_ptr + (first + index)[:, None] * HEAD_DIM + dim[None, :], mask=real[:, None], other=0.0)
-        some = live & (share > float("-inf"))
-        mixture += tl.where(some[:, None], mixed * tl.exp2(share - highest)[:, None], 0.0)
+        share = tl.load(best_ptr + first + index, mask=live, other=float("-inf"))
+        some = (share > float("-inf"))[:, None]
+        mixed = tl.load(mixed_ptr + (first + index)[:, None] * HEAD_DIM + dim[None, :], mask=some, other=0.0)
+        mixture += mixed * tl.exp2(share - highest)[:, None]
     out = tl.where(live[:, None], mixture / tl.where(live, total, 1.0)[:, None], 0.0)
     head = kv_head * GROUP + row % GROUP
     at = ((batch * WIDTH + column) * (kv_heads * GROUP) + head).to(tl.int64) * HEAD_DIM
