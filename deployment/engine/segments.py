@@ -149,11 +149,10 @@ class Segments:
     def _proposal(self, shape: RoundShape, part: slice) -> Proposal | None:
         if not shape.drafts:
             return None
-        drafts = self._buffers.drafts(shape.rows, shape.drafts)[part]
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)
         if not self._buffers.sizes.candidates:
-            return Proposal(drafts)
-        candidates, law = self._buffers.laws(shape.rows, shape.drafts)
-        return Proposal(drafts, candidates[part], law[part])
+            return Proposal(drafts).rows(part)
+        return Proposal(drafts, *self._buffers.laws(shape.rows, shape.drafts)).rows(part)
 
     def _penalties(self, rows: Rows) -> RowPenalties:
         bias, in_prompt, counts = (
