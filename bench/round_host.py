@@ -15,10 +15,8 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -42,22 +40,6 @@ def submits(lanes: int) -> list[Submit]:
     return [Submit(f"turn-{lane}", ids[lane], max_tokens=TOKENS, ignore_eos=True) for lane in range(lanes)]
 
 
-class OnCpu:
-    """As `Watched`, by the clock: a CPU's segments are over when their calls return."""
-
-    def __init__(self, runs: Callable[[Any, Callable[[], None]], None]) -> None:
-        self._runs = runs
-        self._times: dict[str, list[float]] = {}
-
-    def __call__(self, key: Any, segment: Callable[[], None]) -> None:
-        begun = time.perf_counter()
-        self._runs(key, segment)
-        self._times.setdefault(key[0], []).append(1e3 * (time.perf_counter() - begun))
-
-    def milliseconds(self) -> dict[str, list[float]]:
-        return self._times
-
-
 def device_ms(options: EngineOptions) -> float:
     """Of a round of all lanes, in its segments."""
     events: list[Event] = []
@@ -69,8 +51,7 @@ def device_ms(options: EngineOptions) -> float:
     executor = engine._executor
     for _ in range(STEADY.start):
         engine.step()
-    on_card = options.device == "cuda"
-    watched = Watched(executor._runs) if on_card else OnCpu(executor._runs)
+    watched = Watched(executor._runs, engine.models.device)
     executor._runs = executor._target_runs = watched
     for _ in range(STEADY.stop - STEADY.start):
         engine.step()

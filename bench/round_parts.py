@@ -16,7 +16,7 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from statistics import median
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from deployment.engine.drafting import DraftTokens
+from deployment.engine.graphs import Runs
 from deployment.engine.lane import Lane
 from deployment.engine.loading import state_geometry
 from deployment.engine.messages import Sampling, Submit
@@ -49,7 +50,7 @@ PROFILED = ((1, 1024), (8, 1024))
 PRODUCTS = re.compile(r"gemm|gemv|nvjet|cutlass|splitKreduce|_stream_kernel|_sum_kernel", re.IGNORECASE)
 
 
-def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[dict]:
+def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[dict[str, Any]]:
     """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
     ones. `tbps`: TB/s of a pure read."""
     drafts = drafter.config.block_size - 1
@@ -58,7 +59,7 @@ def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[di
     models = bare_models(target, drafter, drafts, geometry)
     executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)))
     cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
         if batch * pages_for(context + ROOM) > memory.target.pages:
             continue
@@ -74,30 +75,15 @@ def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[di
             memory.close(lane.memory)
     del executor, memory
     gc.collect()
-    torch.cuda.empty_cache()
-    return rows
-
-
-def plain_rounds(model: str, target: Target) -> list[dict]:
-    """The same engine without a drafter, at the first context: a token a round."""
-    geometry = state_geometry(target.config, None, torch.bfloat16)
-    memory = random_memory(geometry, max(BATCHES) * pages_for(CONTEXTS[0] + ROOM))
-    models = bare_models(target, None, 0, geometry)
-    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(0)))
-    rows: list[dict] = []
-    for batch in BATCHES:
-        lanes = open_lanes(memory, batch, CONTEXTS[0], DRAWN)
-        rows.append({"model": model, "B": batch, "ms_per_token": timed(executor, lanes)["round_ms"]})
-        print(rows[-1], flush=True)
-        for lane in lanes:
-            memory.close(lane.memory)
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
     return rows
 
 
 # ------------------------------------------------------------------------------------------------ what runs
 
 
-def bare_models(target: Target, drafter: Drafter | None, drafts: int, geometry: StateGeometry) -> Any:
+def bare_models(target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry) -> Any:
     """What an executor asks of its models, without anything of text."""
     return SimpleNamespace(
         target=target,
@@ -110,15 +96,17 @@ def bare_models(target: Target, drafter: Drafter | None, drafts: int, geometry: 
         geometry=geometry,
         device=DEVICE,
         dtype=torch.bfloat16,
-        taps=drafter.config.target_layer_ids if drafter else (),
+        taps=drafter.config.target_layer_ids,
     )
 
 
-def random_memory(geometry: StateGeometry, pages: int | None = None) -> StateMemory:
-    """Images for the largest batch, and pages: as many as fit and could be used, unless it is said how many."""
-    free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
-    most = max(BATCHES) * pages_for(CONTEXTS[2] + ROOM)
-    memory = StateMemory(geometry, pages or min(free // geometry.target_page_bytes, most), 1, max(BATCHES), DEVICE)
+def random_memory(geometry: StateGeometry) -> StateMemory:
+    """Images for the largest batch, and as many pages as fit and could be used."""
+    pages = max(BATCHES) * pages_for(CONTEXTS[-2] + ROOM)
+    if DEVICE.type == "cuda":
+        free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
+        pages = min(pages, free // geometry.target_page_bytes)
+    memory = StateMemory(geometry, pages, 1, max(BATCHES), DEVICE)
     images = memory.images
     for plane in (memory.target.keys, memory.target.values, images.conv, images.rings.keys, images.rings.values):
         for part in plane:
@@ -151,7 +139,7 @@ def kept(number: int, batch: int) -> list[int]:
 def one_round(executor: Executor, lanes: Sequence[Lane], number: int) -> None:
     """A round, its commit, and what the engine's books would say after it."""
     done = executor.run(lanes)
-    counts = [min(count, done.shape.width) for count in kept(number, len(lanes))]
+    counts = kept(number, len(lanes))
     executor.commit(done, counts)
     for lane, count in zip(lanes, counts, strict=True):
         lane.ledger.extend(range(count))
@@ -161,30 +149,39 @@ def one_round(executor: Executor, lanes: Sequence[Lane], number: int) -> None:
 
 
 class Watched:
-    """Runs segments, with an event before and one behind each."""
+    """Runs segments, with an event before and one behind each; on a CPU, where they are over when their calls return,
+    by the clock."""
 
-    def __init__(self, runs: Callable[[Hashable, Callable[[], None]], None]) -> None:
+    def __init__(self, runs: Runs, device: torch.device) -> None:
         self._runs = runs
-        self._events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        self._on_card = device.type == "cuda"
+        self._moments: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     def __call__(self, key: Any, segment: Callable[[], None]) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        begin = self._now()
         self._runs(key, segment)
-        end.record()
-        self._events[key[0]].append((begin, end))
+        self._moments[key[0]].append((begin, self._now()))
+
+    def _now(self) -> Any:
+        if not self._on_card:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def milliseconds(self) -> dict[str, list[float]]:
         """Of each segment, every time that it ran; they are over."""
+        if not self._on_card:
+            return {part: [1e3 * (end - begin) for begin, end in pairs] for part, pairs in self._moments.items()}
         torch.cuda.synchronize()
-        return {part: [begin.elapsed_time(end) for begin, end in pairs] for part, pairs in self._events.items()}
+        return {part: [begin.elapsed_time(end) for begin, end in pairs] for part, pairs in self._moments.items()}
 
 
 def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
     plain = executor._runs, executor._target_runs
     for number in range(WARM):
         one_round(executor, lanes, number)
-    watched = Watched(executor._runs)
+    watched = Watched(executor._runs, DEVICE)
     executor._runs = executor._target_runs = watched
     times = [time.perf_counter()]
     for number in range(ROUNDS):
