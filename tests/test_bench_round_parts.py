@@ -1,5 +1,5 @@
-"""The rounds of bench/round.py run at a tiny geometry on a CPU, as many tokens are kept as they say, and floors are what
-must be read. Their times are not tests."""
+"""The rounds of bench/round.py run at a tiny geometry on a CPU, keep as many tokens as they say, and their floors are
+what must be read. Their times are not tests."""
 
 from __future__ import annotations
 
