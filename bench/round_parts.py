@@ -127,7 +127,7 @@ def open_lanes(memory: StateMemory, batch: int, context: int, sampling: Sampling
         sequence.settle(context)
         sequence.context_frontier = context
         submit = Submit(f"turn-{row}", (row,) * context, sampling)
-        ledger = [(7 * row + place) % 1000 for place in range(context + 1)]
+        ledger = [(7 * row + place) % 31 for place in range(context + 1)]
         lanes.append(Lane(submit, row, sequence, ledger, ROOM, frozenset(), "none", 0, 0.0))
     return lanes
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from deployment.engine.messages import Export, Exported, Submit
+from state.document import open_document
 from tests.engine.driving import Driver, prompt, seeded
 
 pytestmark = pytest.mark.gpu
@@ -40,10 +40,10 @@ def ramp(count: int) -> list[Submit]:
 
 
 def lived(capture: str, backend: str, draft_tokens: int | None, poison: bool = False) -> dict[str, Any]:
-    """Each turn's events and its session's state as bytes, of turns that join a step apart and leave as they end."""
-    driver = Driver(
-        backend, draft_tokens, device="cuda", dtype="bfloat16", lanes=LANES, images=30, context=512, capture=capture
-    )
+    """Each turn's tokens and the digests of its session's state, of turns that join a step apart and leave as they end.
+    No clock decides how prompts are cut."""
+    sizes = {"lanes": LANES, "images": 30, "context": 512, "max_stall_ms": 1e6}
+    driver = Driver(backend, draft_tokens, device="cuda", dtype="bfloat16", capture=capture, **sizes)
     if poison:
         images = driver.engine.memory.images
         for plane in (images.gdn, images.conv, images.hidden, images.rings.keys, images.rings.values):
@@ -59,11 +59,14 @@ def lived(capture: str, backend: str, draft_tokens: int | None, poison: bool = F
     return {submit.turn: (driver.finished(submit.turn).token_ids, state_of(driver, submit)) for submit in submits}
 
 
-def state_of(driver: Driver, submit: Submit) -> Sequence[bytes]:
+def state_of(driver: Driver, submit: Submit) -> list[tuple[int, list[str]]]:
+    """Frontier and digests of every checkpoint that a turn's session has."""
     assert submit.session is not None
     answer = driver.call(Export("e", submit.session))
     assert isinstance(answer, Exported), answer
-    return answer.document
+    manifest = open_document(answer.document).manifest
+    digests = [segment.sha256.hex() for segment in manifest.segments]
+    return [(entry.frontier, [digests[index] for index in entry.segments]) for entry in manifest.checkpoints]
 
 
 @pytest.mark.parametrize("backend, draft_tokens", BACKENDS)
