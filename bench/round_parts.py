@@ -58,6 +58,9 @@ def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[di
     memory = random_memory(geometry)
     models = bare_models(target, drafter, drafts, geometry)
     executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)))
+    begun = time.perf_counter()
+    executor.capture()
+    print(f"captured the rounds of up to {max(BATCHES)} lanes in {time.perf_counter() - begun:.1f} s", flush=True)
     cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
     rows: list[dict[str, Any]] = []
     for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
