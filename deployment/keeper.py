@@ -12,7 +12,8 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists
+from deployment.rebuilding import Rebuilder, exists, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
@@ -141,6 +142,8 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
+            if unfinished(opened) and await self._durable.has(key):
+                return await self._restored(key, anew, accept_durable)
             if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
@@ -152,6 +155,7 @@ class SessionKeeper:
         async with self._durable.found(key) as found:
             usable = found is not None and (found.continues or accept_durable or anew)
             if not usable and not anew:
+                self._owned.forget(key)
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
@@ -187,24 +191,32 @@ class SessionKeeper:
             raise session_unavailable(key.session, "the directory does not answer") from None
         return placed
 
-    async def create(self, key: SessionKey, like: Session) -> Session:
-        """A new session here with the same past, which is not in its copies before `settle`. RequestError (409) if the
-        name is taken."""
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
-        session.foreign, session.created = like.foreign, like.created
-        return session
+    @asynccontextmanager
+    async def creating(self, key: SessionKey, like: Session) -> AsyncGenerator[Session, None]:
+        """A new session here with the same past, and time to give it state: all copies hold it when this is over, and
+        nobody gets it before. RequestError: 409 if the name is taken, 503."""
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
+            session.foreign, session.created = like.foreign, like.created
+            try:
+                yield session
+                await self.settle(session)
+            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
+                await self.abandon(session)
+                raise
 
     async def create_empty(self, key: SessionKey) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session(key, opened.epoch, created=True)
-        try:
-            await self.write(key, [HeadMoved(NOTHING, None, 0)])
-        except BaseException:
-            await self.abandon(session)
-            raise
-        return session
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session(key, opened.epoch, created=True)
+            try:
+                await self.write(key, [HeadMoved(NOTHING, None, 0)])
+            except BaseException:
+                await self.abandon(session)
+                raise
+            return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
         """A new session here from a document of another server or time. Nothing of it stays unless all of it fits.
@@ -212,24 +224,28 @@ class SessionKeeper:
         Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
         depends on is not the same here.
         """
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session(key, opened.epoch)
-        session.moving = True  # no turn begins in what is not there yet
-        try:
-            record = await self._rebuilder.exactly(key, document)
-            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
-            session.created = True
-            await self.settle(session)
-        except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
-            await self.abandon(session)
-            raise
-        return session
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session(key, opened.epoch)
+            session.moving = True  # no turn begins in what is not there yet
+            try:
+                record = await self._rebuilder.exactly(key, document)
+                session = self._sessions[key] = Session.of_record(key, session.epoch, record)
+                session.created = True
+                await self.settle(session)
+            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
+                await self.abandon(session)
+                raise
+            return session
 
     async def settle(self, session: Session) -> None:
-        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503)."""
+        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
+
+        Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
+        """
         session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
-            await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+            await self.write(session.key, [HeadMoved(NOTHING, None, len(session.ledger))])
             await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
@@ -247,7 +263,8 @@ class SessionKeeper:
             raise session_unavailable(key.session, str(error)) from None
 
     async def _taken_new(self, key: SessionKey) -> Opened:
-        if await self.located(key) is not None:
+        """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
+        if self.held(key) is not None:
             raise session_exists(key.session)
         try:
             opened = await self._taken(key, anew=False)

@@ -274,14 +274,9 @@ class EngineReplica:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         if not await self._keeper.idle(session):
             raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
-        child = await self._keeper.create(child_key, like=session)
-        try:
+        async with self._keeper.creating(child_key, like=session) as child:
             if session.ledger:
                 await self._fork_state(session, child)
-            await self._keeper.settle(child)
-        except (EngineError, RequestError):
-            await self._keeper.abandon(child)
-            raise
         return Adopted(self._id, child.epoch, "device", child.frontier)
 
     async def _asked(self, answer: Awaitable[T]) -> T | NotHere | Refused:

@@ -18,6 +18,7 @@ class AppArgs(BaseModel):
     `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
+    `most_replicas`: there are `replicas` at least, and up to so many while turns run and wait for lanes.
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
@@ -72,6 +73,7 @@ class AppArgs(BaseModel):
     detach_seconds: float = Field(default=30.0, ge=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
+    most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
 
@@ -81,6 +83,12 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> AppArgs:
+        if self.most_replicas is not None and self.most_replicas < self.replicas:
+            raise ValueError(f"most_replicas: {self.most_replicas} is less than replicas, which is {self.replicas}")
+        return self
 
     @model_validator(mode="after")
     def _choose_draft(self) -> AppArgs:

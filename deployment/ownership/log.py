@@ -66,7 +66,8 @@ class TurnEnded:
 
 @dataclass(frozen=True)
 class HeadMoved:
-    """The session goes on after the first `length` ids of `turn`'s ledger; None: after those of an empty one."""
+    """The session goes on after the first `length` ids of `turn`'s ledger. None: of those that it was made with, as a
+    fork, which an image says."""
 
     order: Order
     turn: str | None

@@ -14,8 +14,9 @@ from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
+from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from deployment.session_log import began_record, ended_record, round_record
 from deployment.turn_log import SessionTurnLog
@@ -483,9 +484,8 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         parent = await turn(world, "a", 1, 2, 3)
         a = world.replicas["a"]
         child_key, empty_key = SessionKey(KEY.tenant, "child"), SessionKey(KEY.tenant, "empty")
-        child = await a.keeper.create(child_key, parent)
-        a.service.held.add(child.engine_id)
-        await a.keeper.settle(child)
+        async with a.keeper.creating(child_key, parent) as child:
+            a.service.held.add(child.engine_id)
         empty = await a.keeper.create_empty(empty_key)
         assert child.free and empty.created
         world.kill("a")
@@ -494,6 +494,75 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         fresh, _ = await get(world, "b", empty_key, must_exist=True)
         assert fresh.created and fresh.ledger == ()
         assert (await refused(world.replicas["b"].keeper.create_empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def test_a_fork_whose_owner_dies_before_its_copies_have_it_was_never_made():
+    """Not even an empty one: the client, who asks again, would go on without a past."""
+
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, b, child_key = world.replicas["a"], world.replicas["b"], SessionKey(KEY.tenant, "child")
+        about_to_copy = asyncio.Event()
+
+        async def dies(command: Command) -> None:
+            if isinstance(command, Export) and command.session.endswith("child"):
+                about_to_copy.set()
+                await asyncio.sleep(1e9)
+
+        async def forked() -> None:
+            async with a.keeper.creating(child_key, parent):
+                pass
+
+        a.service.before = dies
+        forking = asyncio.create_task(forked())
+        await about_to_copy.wait()
+        world.kill("a")
+        again, _ = await get(world, "b")
+        async with b.keeper.creating(child_key, again) as child:
+            b.service.held.add(child.engine_id)
+        assert child.ledger == parent.ledger
+        forking.cancel()
+
+    run(steps)
+
+
+@pytest.mark.parametrize("must_exist", [True, False], ids=["asked for", "begun"])
+def test_what_is_left_of_a_fork_that_was_never_made_is_unknown_or_begins_as_a_new_session(must_exist: bool):
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+        opened = await a.keeper._taken_new(key)
+        session = a.keeper._sessions[key] = Session.of_record(key, opened.epoch, parent.record())
+        await a.keeper.write(key, [HeadMoved(NOTHING, None, len(session.ledger))])
+        world.kill("a")
+        if must_exist:
+            assert (await refused(get(world, "b", key, must_exist=True)))[:2] == (404, "session_not_found")
+        else:
+            fresh, hit = await get(world, "b", key)
+            assert (hit, fresh.ledger, fresh.created) == ("none", (), False)
+
+    run(steps)
+
+
+def test_two_who_fork_to_one_name_at_once_make_one_session():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+
+        async def fork() -> str:
+            try:
+                async with a.keeper.creating(key, parent) as child:
+                    await asyncio.sleep(0.05)
+                    a.service.held.add(child.engine_id)
+            except RequestError as error:
+                held = a.keeper.held(key)
+                assert held is not None and held.free, "the name is taken by a whole session"
+                return error.refused.code
+            return "made"
+
+        assert sorted(await asyncio.gather(fork(), fork())) == ["made", "session_exists"]
 
     run(steps)
 
