@@ -125,7 +125,8 @@ def _adjust(
             logit = tl.where(in_prompt | generated, repeated, logit)
             logit = logit - presence * generated.to(tl.float32)
             logit = logit - frequency * counts
-        if allowed_ptr is not None:  # a branch of the compiler's: it knows no pointer to follow otherwise  # noqa: SIM102
+        # two branches: the compiler takes the first, and without masks there is no pointer to follow
+        if allowed_ptr is not None:  # noqa: SIM102
             if mask_row >= 0:
                 at = allowed_ptr + (mask_row * width + column) * mask_bytes + (token >> 3)
                 byte = tl.load(at, mask=exists, other=0).to(tl.int32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from deployment.engine.controls import masked_rows
 from deployment.engine.histories import Histories
@@ -12,14 +11,32 @@ from deployment.engine.lane import Lane
 from kernels.randomness import signed_seed
 
 
-@dataclass(frozen=True)
 class RowMaker:
-    """`vocabulary`: public rows. `dead_slot`, `dead_lane`: where rows stand that no lane is in."""
+    """`vocabulary`: public rows. `dead_slot`, `lanes`: where rows stand that no lane is in. What a turn asks for never
+    changes, so that it is looked up once for each turn that comes into a lane."""
 
-    histories: Histories
-    vocabulary: int
-    dead_slot: int
-    dead_lane: int
+    def __init__(self, histories: Histories, vocabulary: int, dead_slot: int, lanes: int) -> None:
+        self._histories = histories
+        self._vocabulary = vocabulary
+        self._padding = Row(
+            slot=dead_slot,
+            lane=lanes,
+            history=lanes,
+            frontier=0,
+            anchor=0,
+            extent=0,
+            live=0,
+            columns=0,
+            context=0,
+            pending=0,
+            mask=-1,
+            told=0,
+            top_k=0,
+            seed=0,
+            sub=0,
+            reproducible=0,
+        )
+        self._asked: list[tuple[Lane | None, tuple[float, ...]]] = [(None, ())] * lanes
 
     def rows(
         self, lanes: Sequence[Lane], extents: Sequence[int], block: int | None, count: int, back: int = 0
@@ -31,52 +48,45 @@ class RowMaker:
         told += [0] * (count - len(told))
         rows: list[Row] = []
         for index, (lane, extent) in enumerate(zip(lanes, extents, strict=True)):
-            controls = lane.submit.sampling
+            memory, frontier = lane.memory, lane.frontier - back
             rows.append(
-                Row(
-                    slot=lane.memory.slot,
-                    lane=lane.row,
-                    history=self.histories.row(lane),
-                    frontier=lane.frontier - back,
-                    anchor=lane.ledger[lane.frontier - back],
-                    extent=extent,
-                    live=extent + 1,
-                    columns=extent + 1 if block is None else block,
-                    context=lane.memory.context_frontier,
-                    pending=lane.pending,
-                    mask=masks.get(index, -1),
-                    told=told[index],
-                    top_k=min(controls.top_k, self.vocabulary),
-                    seed=signed_seed(controls.seed),
-                    sub=controls.sub,
-                    reproducible=controls.reproducible,
-                    temperature=controls.temperature,
-                    top_p=controls.top_p,
-                    min_p=controls.min_p,
-                    repetition=controls.repetition_penalty,
-                    presence=controls.presence_penalty,
-                    frequency=controls.frequency_penalty,
+                Row._make(
+                    (
+                        memory.slot,
+                        lane.row,
+                        self._histories.row(lane),
+                        frontier,
+                        lane.ledger[frontier],
+                        extent,
+                        extent + 1,
+                        extent + 1 if block is None else block,
+                        memory.context_frontier,
+                        lane.pending,
+                        masks.get(index, -1),
+                        told[index],
+                        *self._asked_by(lane),
+                    )
                 )
             )
-        return rows + [self._padding(told[index]) for index in range(len(lanes), count)]
+        return rows + [self._padding._replace(told=told[index]) for index in range(len(lanes), count)]
 
-    def _padding(self, told: int) -> Row:
-        """Nothing is verified of it, nothing appended, and what is drafted for it goes nowhere."""
-        return Row(
-            slot=self.dead_slot,
-            lane=self.dead_lane,
-            history=self.dead_lane,
-            frontier=0,
-            anchor=0,
-            extent=0,
-            live=0,
-            columns=0,
-            context=0,
-            pending=0,
-            mask=-1,
-            told=told,
-            top_k=0,
-            seed=0,
-            sub=0,
-            reproducible=0,
+    def _asked_by(self, lane: Lane) -> tuple[float, ...]:
+        """The last numbers of a lane's row, in their order."""
+        known, asked = self._asked[lane.row]
+        if known is lane:
+            return asked
+        controls = lane.submit.sampling
+        asked = (
+            min(controls.top_k, self._vocabulary),
+            signed_seed(controls.seed),
+            controls.sub,
+            controls.reproducible,
+            controls.temperature,
+            controls.top_p,
+            controls.min_p,
+            controls.repetition_penalty,
+            controls.presence_penalty,
+            controls.frequency_penalty,
         )
+        self._asked[lane.row] = lane, asked
+        return asked
