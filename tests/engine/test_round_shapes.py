@@ -177,7 +177,7 @@ def test_padding_never_writes_where_a_lane_is():
 @pytest.mark.parametrize("rows", [1, 2])
 def test_verdicts_of_a_few_rows_at_a_time_are_those_of_the_whole_round(rows, monkeypatch):
     """Logits of more columns than fit together are made and judged in slices; log-probabilities too."""
-    options = {"lanes": LANES, "images": 0}
+    options: Any = {"lanes": LANES, "images": 0}
     whole = outcomes(TinyDriver("dflash2", **options), ramp())
     width = DRAFT_TOKENS + 1
     monkeypatch.setattr(segments, "LOGIT_BYTES", rows * width * PUBLIC * 4)
