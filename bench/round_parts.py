@@ -57,7 +57,7 @@ def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[di
     geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
     memory = random_memory(geometry)
     models = bare_models(target, drafter, drafts, geometry)
-    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)))
+    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)), media_bytes=0)
     begun = time.perf_counter()
     executor.capture()
     print(f"captured the rounds of up to {max(BATCHES)} lanes in {time.perf_counter() - begun:.1f} s", flush=True)

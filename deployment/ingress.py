@@ -65,7 +65,7 @@ class Ingress:
         me = context.replica_id.unique_id
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self._replicas = Replicas(engine, cluster)
-        self._turns = TurnApi(self._replicas, cluster, self._model, last_call)
+        self._turns = TurnApi(self._replicas, cluster, self._model, last_call, args.media_limits)
         self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
 
     # ------------------------------------------------------------------------------------------------ turns
@@ -110,6 +110,14 @@ class Ingress:
     @api.get("/v1/sessions/{name:path}/checkpoints")
     async def list_checkpoints(self, request: Request, name: str) -> Any:
         return await self._sessions.checkpoints(request, name)
+
+    @api.post("/v1/sessions/{name:path}/checkpoints")
+    async def make_checkpoint(self, request: Request, name: str) -> Any:
+        return await self._sessions.checkpoint(request, name)
+
+    @api.delete("/v1/sessions/{name:path}/checkpoints/{checkpoint}")
+    async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
+        return await self._sessions.delete_checkpoint(request, name, checkpoint)
 
     @api.post("/v1/sessions/import")
     async def import_session(self, request: Request, id: str | None = None) -> Any:

@@ -33,10 +33,11 @@ from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists, unfinished
+from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
+from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
@@ -72,8 +73,9 @@ class SessionKeeper:
         self._cluster = cluster
         self._durable = durable
         self._owned = OwnedSessions(
-            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
-            offered=self._offered, drain=lambda message: self._drain(message),
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced,
+            copies_lost=self._copies_lost, no_room=self._no_room, offered=self._offered,
+            drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals)
         self._sessions: dict[SessionKey, Session] = {}
@@ -142,7 +144,7 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
-            if unfinished(opened) and await self._durable.has(key):
+            if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
                 return await self._restored(key, anew, accept_durable)
             if must_exist and not exists(opened):
                 await self._take_back(opened)
@@ -171,7 +173,7 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
             self._sessions[key] = session
-            await self.settle(session)
+            await self.settle_again(session)
             await self._durable.taken(key)
         return session, hit
 
@@ -192,12 +194,12 @@ class SessionKeeper:
         return placed
 
     @asynccontextmanager
-    async def creating(self, key: SessionKey, like: Session) -> AsyncGenerator[Session, None]:
-        """A new session here with the same past, and time to give it state: all copies hold it when this is over, and
-        nobody gets it before. RequestError: 409 if the name is taken, 503."""
+    async def creating(self, key: SessionKey, past: SessionRecord, like: Session) -> AsyncGenerator[Session, None]:
+        """A new session here with a past of that one's, and time to give it state: all copies hold it when this is
+        over, and nobody gets it before. RequestError: 409 if the name is taken, 503."""
         async with self._getting.of(key):
             opened = await self._taken_new(key)
-            session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
+            session = self._sessions[key] = Session.of_record(key, opened.epoch, past)
             session.foreign, session.created = like.foreign, like.created
             try:
                 yield session
@@ -239,13 +241,25 @@ class SessionKeeper:
             return session
 
     async def settle(self, session: Session) -> None:
-        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
+        """A new session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
 
         Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
         """
+        await self._settle(session, None)
+
+    async def settle_again(self, session: Session) -> None:
+        """The same of one that was there before, and is not what its copies' log and images say."""
+        await self._settle(session, session.turns[-1].id if session.turns else None)
+
+    async def recorded(self, session: Session) -> None:
+        """Something was added to the session's record between two turns: all copies have it when this returns."""
+        await self.settle_again(session)
+        await self._durable.turn_ended(session)
+
+    async def _settle(self, session: Session, turn: str | None) -> None:
         session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
-            await self.write(session.key, [HeadMoved(NOTHING, None, len(session.ledger))])
+            await self.write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
             await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
@@ -254,9 +268,9 @@ class SessionKeeper:
         finally:
             session.moving = False
 
-    async def _taken(self, key: SessionKey, anew: bool) -> Opened:
+    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew)
+            return await self._owned.take(key, anew=anew, holds=holds)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
@@ -561,6 +575,40 @@ class SessionKeeper:
             log.info("session %s has another owner now", key)
             self._owned.forget(key)
             self._lose(session)
+
+    def _copies_lost(self, key: SessionKey, holds: Epoch | None) -> None:
+        """No store has anything of a session any more. At rest, all of it is here still; a turn that runs cannot be
+        published, and ends."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        log.warning("no copy of session %s is left in any store", key)
+        self._owned.forget(key)
+        if holds is None or not session.free:
+            self._lose(session)
+            return
+        del self._sessions[key]
+        self._spawn(self._founded_again(session, holds))
+
+    async def _founded_again(self, session: Session, holds: Epoch) -> None:
+        """Gives the session new copies of what is here, if that is what was published last; else it is given up."""
+        key = session.key
+        async with self._getting.of(key):
+            if key in self._sessions:
+                return  # a full history has begun it anew
+            try:
+                opened = await self._taken(key, anew=False, holds=holds)
+                while not self._is_loaded(opened):
+                    opened = await self._taken(key, anew=False, holds=holds)
+                session.epoch, session.since = opened.epoch, 0
+                self._sessions[key] = session
+                await self.settle_again(session)
+            except (NotOwned, RequestError) as error:
+                log.warning("session %s is given up: %s", key, error)
+                self._owned.forget(key)
+                self._sessions.pop(key, None)
+                self._durable.forget(key)
+                await self._drop(session)
 
     def _lose(self, session: Session) -> None:
         """What is here of a session is not what counts any more."""

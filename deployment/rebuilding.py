@@ -60,7 +60,7 @@ class Rebuilder:
         session, hit = came or await self._newest_image(opened)
         said = living(opened.records)
         session.created = bool(opened.images) or any(
-            isinstance(record, HeadMoved) and not _needs_image(record) for record in said
+            isinstance(record, HeadMoved) and record.turn is None and not record.length for record in said
         )
         booked = {turn.id for turn in session.turns}
         turns = logged_turns(said)
@@ -117,11 +117,14 @@ class Rebuilder:
         finished = turn.finished()
         if finished is None or not (finished.token_ids or finished.hidden_ids):
             return
-        request, prompt = turn.request(session.key), turn.prompt
+        request, prompt = turn.request(session.key), turn.prompt(session.media)
         text = TurnText(self._service.tokenizer, prompt.opener)
         text.push(finished.token_ids, finished.text_cut)
         text.flush()
-        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
+        seed, ended = turn.began.seed, turn.course(0).ended
+        record = turn_record(
+            request, self._replica, request.turn, seed, None, finished, ended.at if ended is not None else 0.0
+        )
         session.book(prompt, finished, (*request.messages, text.message), record)
 
     async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
@@ -181,6 +184,13 @@ def exists(opened: Opened) -> bool:
 def unfinished(opened: Opened) -> bool:
     """Whether somebody made the session of a past that did not get into its copies: nobody was told that it exists."""
     return not exists(opened) and bool(living(opened.records))
+
+
+def lacks_image(opened: Opened) -> bool:
+    """Whether an older session was to be given new copies, and its owner died before the first of them had it."""
+    moves = [one for one in living(opened.records) if isinstance(one, HeadMoved)]
+    alone = len(moves) == len(living(opened.records))
+    return alone and not opened.images and any(one.turn is not None for one in moves)
 
 
 def _needs_image(record: Record) -> bool:

@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
 from deployment.engine.options import Backend, Capture, EngineOptions
+from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
+
+_MEDIA = MediaLimits()
 
 
 class AppArgs(BaseModel):
@@ -30,6 +33,10 @@ class AppArgs(BaseModel):
     `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
+    `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
+    `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
+    videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
+    image; `media_frames`, `media_seconds`: of a video.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -67,6 +74,13 @@ class AppArgs(BaseModel):
     cluster_key_file: Path | None = None
     durable: str | None = None
     durable_bytes: int = Field(default=64 << 30, ge=0)
+    media_hosts: tuple[str, ...] = ()
+    media_items: int = Field(default=_MEDIA.items, ge=0)
+    media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
+    media_total_bytes: int = Field(default=_MEDIA.total_bytes, ge=0)
+    media_pixels: int = Field(default=_MEDIA.pixels, ge=1)
+    media_frames: int = Field(default=_MEDIA.frames, ge=2)
+    media_seconds: float = Field(default=_MEDIA.seconds, gt=0)
     own_process: bool | None = None
     capture: Capture = "start"
     check_invariants: bool = False
@@ -83,6 +97,18 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @field_validator("media_hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("media_hosts")
+    @classmethod
+    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            check_host(host)
+        return hosts
 
     @model_validator(mode="after")
     def _check_replicas(self) -> AppArgs:
@@ -152,6 +178,18 @@ class AppArgs(BaseModel):
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,
+        )
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        return MediaLimits(
+            items=self.media_items,
+            item_bytes=self.media_bytes,
+            total_bytes=self.media_total_bytes,
+            pixels=self.media_pixels,
+            frames=self.media_frames,
+            seconds=self.media_seconds,
+            hosts=self.media_hosts,
         )
 
     @property

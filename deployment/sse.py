@@ -48,17 +48,18 @@ async def chunks(
                 session = opened.session
                 yield event(REPLACED.body, last) if session is None else resume(session.id, opened.turn, last)
                 return
-            last = told.id or last  # a refusal by the ingress itself leads to no place
             match told.event:
                 case Delta() as delta:
                     document = shown.delta(delta)
-                    if document is not None:
-                        yield event(document, told.id)
+                    if document is not None:  # what has nothing to show yet is not a place that a reader has been at
+                        last = told.id
+                        yield event(document, last)
                 case Closed() as one:
                     closed.append(one)
-                    yield event(shown.last(one), told.id)
+                    last = told.id
+                    yield event(shown.last(one), last)
                 case Refused() as refused:
-                    yield event(refused.body, last)
+                    yield event(refused.body, told.id or last)  # one by the ingress itself leads to no place
                     return
         if with_usage:
             yield event(shown.usage_chunk(closed), last)

@@ -19,7 +19,8 @@ class Row(NamedTuple):
     """One row's numbers. `slot`: its image. `lane`: where its pending features and its page tables lie. `history`:
     where its penalties do. `frontier`, `anchor`: F and the token at F. `extent`: P. `live`: columns that are verified,
     P + 1, and 0 in padding. `columns`: those that the drafter computes. `context`, `pending`: where the draft context
-    ends, and how many features are taken into it. `mask`: which of the round's masks is its own, -1 for none. Row
+    ends, and how many features are taken into it. `shift`: rotary
+    position minus ordinal of its columns, behind media. `mask`: which of the round's masks is its own, -1 for none. Row
     `told` of the batch wants the log-probabilities that this row has room for. The rest is what
     `kernels.acceptance.RowSampling` and `kernels.penalties.RowPenalties` say."""
 
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     columns: int
     context: int
     pending: int
+    shift: int
     mask: int
     told: int
     top_k: int
@@ -66,6 +68,7 @@ class Rows:
     columns: torch.Tensor
     context: torch.Tensor
     pending: torch.Tensor
+    shift: torch.Tensor
     mask: torch.Tensor
     told: torch.Tensor
     top_k: torch.Tensor

@@ -29,13 +29,17 @@ from deployment.engine.histories import Histories
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.logprobs import prompt_logprobs, scored
+from deployment.engine.media_cache import MediaCache
 from deployment.engine.messages import TokenLogprob
+from deployment.engine.placing import item_of
 from deployment.engine.round_rows import RowMaker
 from deployment.engine.round_shape import GREEDY, SAMPLED, RoundShape, Shapes, Traits
 from deployment.engine.segments import Segments
 from deployment.engine.transfer import on_device
 from model.drafter import DraftRows
-from model.target import Columns
+from model.media_positions import media_positions
+from model.placeholders import inserted
+from model.target import Columns, Inserted
 from state.geometry import pages_for
 from state.memory import UNSETTLED, StateMemory
 
@@ -62,12 +66,21 @@ class ExecutedRound:
 
 class Executor:
     """Runs models over state. `lanes` is the largest number of lanes a round can have, and `shapes` are what its rounds
-    look like. `captures`: on a card, segments run as graphs."""
+    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs."""
 
-    def __init__(self, models: Models, memory: StateMemory, lanes: int, shapes: Shapes, captures: bool = True) -> None:
+    def __init__(
+        self,
+        models: Models,
+        memory: StateMemory,
+        lanes: int,
+        shapes: Shapes,
+        media_bytes: int,
+        captures: bool = True,
+    ) -> None:
         self._models = models
         self._memory = memory
         self._device = models.device
+        self._media = MediaCache(models.vision.tower.encode, media_bytes) if models.vision is not None else None
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._graphs = Graphs(models.device) if models.device.type == "cuda" and captures else None
         self._runs: Runs = self._graphs or eagerly
@@ -144,7 +157,14 @@ class Executor:
         start = lane.frontier
         ids = torch.tensor([lane.ledger[start:end]], device=self._device)
         slots = self._int([lane.memory.slot])
-        columns = Columns(ids, self._int([start]), self._int([end - start]), self._int([lane.memory.pages]), slots)
+        columns = Columns(
+            ids,
+            self._int([start]),
+            self._int([end - start]),
+            self._int([lane.memory.pages]),
+            slots,
+            *self._shown(lane, start, end),
+        )
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
         forward = self._models.target.prefill(columns, self._segments.state, self._models.taps)
@@ -165,6 +185,15 @@ class Executor:
         lane.memory.context_frontier = end
         lane.memory.settle(end)
         return told
+
+    def _shown(self, lane: Lane, start: int, end: int) -> tuple[torch.Tensor | None, Inserted | None]:
+        """Rotary positions and media of the columns [start, end) of a lane, which may begin and end inside an item."""
+        if self._media is None or not lane.spans:
+            return None, None
+        cache, media = self._media, lane.submit.media
+        positions = on_device(media_positions(lane.spans, start, end)[None], self._device)
+        shown = inserted(lane.spans, start, end, lambda item: cache.embeddings(item_of(media[item].media)))
+        return positions, shown
 
     @torch.no_grad()
     def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:

@@ -84,7 +84,9 @@ class Segments:
             live = torch.arange(1, width, device=ids.device) <= rows.extent[:, None]
             ids[:, 1:] = torch.where(live, drafts, ids[:, 1:])
         pages = self._buffers.pages.device.index_select(0, rows.lane)
-        columns = Columns(ids, rows.frontier, rows.live, pages, rows.slot)
+        places = rows.frontier + rows.shift  # of the rotary; drafts go by ordinals
+        positions = places[:, None] + torch.arange(width, device=ids.device)
+        columns = Columns(ids, rows.frontier, rows.live, pages, rows.slot, positions)
         records = self._buffers.records(shape.rows, width)
         forward = self._models.target.verify(columns, self.state, self._models.taps, records)
         self._buffers.hidden(shape.rows, width).copy_(forward.hidden)

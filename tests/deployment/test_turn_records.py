@@ -44,7 +44,7 @@ def test_a_repeated_request_has_the_same_digest_whoever_and_whenever_it_comes():
 
 @pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])
 def test_a_turns_record_fits_the_format_and_the_interface(started: Started | None):
-    record = turn_record(REQUEST, "r1", "t1", 2**64 - 1, started, FINISHED)
+    record = turn_record(REQUEST, "r1", "t1", 2**64 - 1, started, FINISHED, 1.5)
     fields = session_fields(SessionRecord("s", (1, 2), turns=(record,)))
     assert parse_session(Fields(fields, "manifest")).turns == (record,)
     shown = turn_object(record)

@@ -31,7 +31,7 @@ def executor_of(driver: TinyDriver, steps: Any = ()) -> Executor:
     """The driver's executor, from now on one of few shapes with padding; its places for padding hold NaN."""
     engine = driver.engine
     shapes = Shapes(DraftTokens(engine.models.draft_tokens, steps), padded, few=True)
-    executor = engine._executor = Executor(engine.models, engine.memory, LANES, shapes)
+    executor = engine._executor = Executor(engine.models, engine.memory, LANES, shapes, media_bytes=0)
     images, dead = engine.memory.images, engine.memory.images.dead
     for plane in (images.gdn, images.conv, images.hidden, images.rings.keys, images.rings.values):
         plane[dead] = float("nan")
