@@ -65,9 +65,9 @@ def test_slices_give_what_all_lanes_together_give(
 ) -> None:
     lanes, *rest = scene(law)
     sampling = row_sampling(lanes, VOCABULARY, torch.device("cpu"))
-    whole = judge(lanes, *rest, sampling)
+    whole = judge(lanes, *rest, sampling=sampling)
     monkeypatch.setattr(judgement, "SLICE_BYTES", lanes_a_slice * WIDTH * VOCABULARY * 4)
-    assert judge(lanes, *rest, sampling) == whole
+    assert judge(lanes, *rest, sampling=sampling) == whole
     assert len(whole.licensed) == LANES and max(whole.accepted) > 0
     assert [bool(told) for told in whole.logprobs] == [
         c.logprobs is not None and bool(t) for c, t in zip(CONTROLS, whole.licensed, strict=True)
