@@ -123,7 +123,7 @@ def test_a_row_of_several_chunks_and_a_ragged_end_is_kept_as_one() -> None:
     assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "masked"])
+@pytest.mark.parametrize("kind", ["ties", "masked"])
 def test_a_program_that_takes_several_chunks_finds_the_same_cuts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Top-k of fewer tokens than there are chunks, of as many and of more; where a mask leaves a chunk nothing, too."""
     monkeypatch.setattr(logit_rows, "_PROGRAMS", 9)
