@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,24 +59,24 @@ def round_rows(model: str, target: Target, drafter: Drafter, tbps: float) -> Tab
     return import_module("bench.round_parts").rounds(model, target, drafter, tbps)
 
 
-def measure(parts: list[str], tables: dict[str, Table], tbps: float) -> None:
-    """Fills `tables` part by part, in the order in which memory is needed: ours, then theirs."""
+def measured(parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
+    """The tables of the results file, in the order in which memory is needed: ours, then theirs."""
     if "lanes" in parts:
-        tables["bytes_per_lane"] = lane_rows(MODEL, TARGET_27B)
+        yield "bytes_per_lane", lane_rows(MODEL, TARGET_27B)
     if "ready" in parts:
-        tables["ready"] = ready_rows(MODEL, TARGET_27B)
+        yield "ready", ready_rows(MODEL, TARGET_27B)
     if {"prefill", "plain", "rounds"} & set(parts):
         target, drafter = random_models(TARGET_27B, DFLASH2_27B)
         if "prefill" in parts:
-            tables["prefill"] = prefill_rows(MODEL, target, drafter)
+            yield "prefill", prefill_rows(MODEL, target, drafter)
         if "plain" in parts:
-            tables["plain"] = plain_rows(MODEL, target)
+            yield "plain", plain_rows(MODEL, target)
         if "rounds" in parts:
-            tables["rounds"] = round_rows(MODEL, target, drafter, tbps)
+            yield "rounds", round_rows(MODEL, target, drafter, tbps)
         del target, drafter
         torch.cuda.empty_cache()
     if "peer" in parts:
-        tables["peer"], tables["peer_prefill"] = peer_rows(MODEL, TARGET_27B)
+        yield "peer", peer_rows(MODEL, TARGET_27B)
 
 
 def main() -> None:
@@ -97,12 +98,11 @@ def main() -> None:
     }
     print(facts, flush=True)
     tables: dict[str, Table] = {}
-    try:
-        with torch.no_grad():
-            measure(args.only, tables, tbps)
-    finally:  # what was measured before something failed, or took too long, stands
-        if args.output:
-            write_tables(args.output, facts, tables)
+    with torch.no_grad():
+        for name, rows in measured(args.only, tbps):
+            tables[name] = rows
+            if args.output:
+                write_tables(args.output, facts, tables)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,54 @@
-"""Decoding and prefill of transformers with flash-linear-attention at a target's geometry, for `bench/round.py`."""
+"""Plain decoding of transformers with flash-linear-attention at a target's geometry, for `bench/round.py`."""
 
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from triton.runtime.autotuner import Autotuner
 
 from bench.gpu import elapsed_ms
 from bench.round_models import DEVICE, DTYPE
-from bench.round_prefill import PLAIN_BATCHES, PLAIN_CONTEXT, TOKENS
+from bench.round_prefill import PLAIN_BATCHES, PLAIN_CONTEXT
 from model.config import TargetConfig
 
-STEPS = 5
+STEPS = 3
 """Tokens a lane of one sample: each takes 0.1 s and more."""
 
 
-def peer_rows(model: str, config: TargetConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(rows of decoding, rows of prefill). Without the libraries a row says why it has no time."""
+def peer_rows(model: str, config: TargetConfig) -> list[dict[str, Any]]:
+    """Without the libraries one row, which says why it has no time."""
     try:
         theirs = random_theirs(config)
     except ImportError as error:
-        missing = {"name": "transformers", "version": None, "model": model, "why": str(error)}
-        return [{**missing, "B": 1, "ms_per_token": None}], [{**missing, "tokens": TOKENS, "ms": None}]
-    named = {**libraries(), "model": model}
-    decoding = [
-        {**named, "B": batch, "ms_per_token": round(decoding_ms(theirs, config, batch), 3)} for batch in PLAIN_BATCHES
-    ]
-    prefill = [{**named, "tokens": TOKENS, "ms": round(prefill_ms(theirs, config), 2)}]
-    for row in (*decoding, *prefill):
-        print(row, flush=True)
-    return decoding, prefill
+        return [
+            {"name": "transformers", "version": None, "model": model, "B": 1, "ms_per_token": None, "why": str(error)}
+        ]
+    found: list[dict[str, Any]] = []
+    with few_configurations():
+        for batch in PLAIN_BATCHES:
+            ms = decoding_ms(theirs, config, batch)
+            found.append({**libraries(), "model": model, "B": batch, "ms_per_token": round(ms, 3)})
+            print(found[-1], flush=True)
+    return found
+
+
+@contextmanager
+def few_configurations() -> Iterator[None]:
+    """Their kernels for prompts take minutes to choose among all configurations, and only fill the context here."""
+    prune = Autotuner.prune_configs
+
+    def first_two(self: Autotuner, kwargs: dict[str, Any]) -> list[Any]:
+        return list(prune(self, kwargs))[:2]
+
+    Autotuner.prune_configs = first_two
+    try:
+        yield
+    finally:
+        Autotuner.prune_configs = prune
 
 
 def libraries() -> dict[str, str]:
@@ -94,8 +112,3 @@ def decoding_ms(theirs: Any, config: TargetConfig, batch: int) -> float:
             token = theirs(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
     return elapsed_ms(steps, samples=3) / STEPS
-
-
-def prefill_ms(theirs: Any, config: TargetConfig) -> float:
-    ids = torch.randint(0, config.vocab_size, (1, TOKENS), device=DEVICE)
-    return elapsed_ms(lambda: theirs(ids, use_cache=True, logits_to_keep=1), samples=3)
