@@ -42,6 +42,21 @@ def median_ms(calls: Sequence[Callable[[], Any]], least_ms: float = 1.0, samples
     return _replay_ms(graph, samples) / (repeats * len(calls))
 
 
+def elapsed_ms(call: Callable[[], Any], samples: int = 5) -> float:
+    """Milliseconds of one call that launches its work one by one, from the first launch to the end of the last."""
+    call()
+    times: list[float] = []
+    for _ in range(samples):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[samples // 2]
+
+
 def _captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -108,7 +123,14 @@ def read_tbps(size: int = 4 << 30) -> float:
 
 def write_results(path: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """One JSON file: the facts, then `rows` with a row a line."""
-    lines = ",\n    ".join(json.dumps(row) for row in rows)
-    head = ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items())
+    write_tables(path, facts, {"rows": rows})
+
+
+def write_tables(path: Path, facts: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> None:
+    """As `write_results`, with several lists of rows by name."""
+    entries = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
+    for name, rows in tables.items():
+        lines = ",\n    ".join(json.dumps(row) for row in rows)
+        entries.append(f"{json.dumps(name)}: [\n    {lines}\n  ]")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{\n  {head},\n  "rows": [\n    {lines}\n  ]\n}}\n')
+    path.write_text("{\n  " + ",\n  ".join(entries) + "\n}\n")

@@ -275,16 +275,16 @@ def check_total(drafter: Drafter, batch: int, width: int, errors: Errors) -> Non
     for index, layer in enumerate(drafter.layers):
         n = oracle.plain_norm(x, layer.input_norm, eps)
         n, delta = oracle_prepare(n, layer.attention_conv)
-        heads = (n @ layer.qkv.double().T).unflatten(-1, (-1, config.head_dim))
+        heads = (n @ layer.qkv.weight.double().T).unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
         q = oracle.rotate(oracle.plain_norm(q, layer.q_norm, eps), positions, drafter.rotary.frequencies)
         k = oracle.rotate(oracle.plain_norm(k, layer.k_norm, eps), positions, drafter.rotary.frequencies)
         past, window = past_of(drafter, at, index, frontier), config.window if drafter.local[index] else None
         a = oracle.block_attention(q, k, v, past, frontier, at.columns, window, False)
-        x = x + oracle_finish(a.flatten(-2) @ layer.output.double().T, layer.attention_conv, delta)
+        x = x + oracle_finish(a.flatten(-2) @ layer.output.weight.double().T, layer.attention_conv, delta)
         m, delta = oracle_prepare(oracle.plain_norm(x, layer.post_norm, eps), layer.mlp_conv)
-        gate, up = (m @ layer.gate_up.double().T).chunk(2, dim=-1)
-        x = x + oracle_finish(oracle.silu_product(gate, up) @ layer.down.double().T, layer.mlp_conv, delta)
+        gate, up = (m @ layer.gate_up.weight.double().T).chunk(2, dim=-1)
+        x = x + oracle_finish(oracle.silu_product(gate, up) @ layer.down.weight.double().T, layer.mlp_conv, delta)
     live = torch.arange(width, device="cuda") < at.columns[:, None]
     errors.add("propose_total", norm_error(hidden[live], oracle.plain_norm(x, drafter.final_norm, eps)[live]))
 

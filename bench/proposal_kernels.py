@@ -244,7 +244,7 @@ def total_work(drafter: Drafter, batch: int, width: int, frontier: int) -> Work:
 
     tensors = [drafter.feature, drafter.head.weight[:PUBLIC]]
     for layer in drafter.layers:
-        tensors += [layer.qkv, layer.output, layer.gate_up, layer.down]
+        tensors += [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         tensors += [conv.projection for conv in (layer.attention_conv, layer.mlp_conv) if conv is not None]
     weights = sum(tensor.nbytes for tensor in tensors)
     return Work("propose_total", batch, width, frontier, [both], [], weights)

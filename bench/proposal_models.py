@@ -9,6 +9,7 @@ import torch
 
 from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
+from kernels.linear import Linear
 from model.config import DraftConfig, RotaryConfig
 from model.drafter import Convolution, DraftContext, Drafter, DraftLayer, DraftRows, Selector
 from model.heads import ProposalHead
@@ -102,13 +103,13 @@ def random_drafter(config: DraftConfig) -> Drafter:
     layers = tuple(
         DraftLayer(
             input_norm=gain(h),
-            qkv=weight(q + 2 * kv, h),
+            qkv=Linear(weight(q + 2 * kv, h)),
             q_norm=gain(d),
             k_norm=gain(d),
-            output=weight(h, q),
+            output=Linear(weight(h, q)),
             post_norm=gain(h),
-            gate_up=weight(2 * inner, h),
-            down=weight(h, inner),
+            gate_up=Linear(weight(2 * inner, h)),
+            down=Linear(weight(h, inner)),
             attention_conv=convolution(),
             mlp_conv=convolution(),
         )

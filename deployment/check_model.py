@@ -25,8 +25,9 @@ def check_model(
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for the sizes.")] = "bfloat16",
     yarn_factor: Annotated[float | None, typer.Option(help="Stretch the model's positions by YaRN, 1 to 4.")] = None,
 ) -> None:
-    """Prints geometry, bytes of state per sequence and per token, and what is skipped; exit code 1 if it cannot run."""
+    """Prints geometry, bytes of state, what runs each operator, and what is skipped; exit code 1 if it cannot run."""
     with one_sentence(exit_code=1):
+        from deployment.check_operators import operator_rows
         from deployment.engine.loading import DTYPES, load_models, state_geometry, stretched
         from deployment.engine.options import EngineOptions
         from model.config import check_fit, load_draft_config, load_target_config
@@ -45,17 +46,23 @@ def check_model(
         if draft_config is not None:
             _show("Drafter", _draft_rows(draft_config))
         _show(f"State in {dtype}", _state_rows(state_geometry(config, draft_config, DTYPES[dtype])))
+        public_rows = config.vocab_size
         if not geometry_only:
             kind = draft_config.kind if draft_config else "none"
             options = EngineOptions(target, draft, kind, dtype=dtype, yarn_factor=yarn_factor)
-            _show("Files", _file_rows(load_models(options, dry=True)))
+            models = load_models(options, dry=True)
+            _show("Files", _file_rows(models))
+            public_rows = models.target.public_rows
+        rows = operator_rows(config, draft_config, public_rows, DTYPES[dtype])
+        _show(f"Operators on a card in {dtype} (on a CPU: torch)", rows)
         typer.echo("ok: target and draft fit together" if draft_config else "ok: the target can be served")
 
 
 def _show(title: str, rows: Rows) -> None:
     typer.echo(title)
+    width = max(34, *(len(name) for name, _ in rows))
     for name, value in rows:
-        typer.echo(f"  {name:34} {value}")
+        typer.echo(f"  {name:{width}} {value}")
 
 
 def amount(size: int) -> str:

@@ -60,7 +60,9 @@ def serve(
     image_min_tokens: Annotated[
         int | None, typer.Option(help="Tokens since the last checkpoint that are not worth one; default: by its size.")
     ] = None,
-    prefill_chunk: Annotated[int, typer.Option(help="Tokens of one prefill slice.")] = 512,
+    prefill_chunk: Annotated[
+        int | None, typer.Option(help="Tokens of one prefill slice; default: 512 on a CPU, 2048 on a GPU.")
+    ] = None,
     max_stall_ms: Annotated[float, typer.Option(help="A prefill slice keeps decoding turns waiting that long.")] = 60.0,
     queue_turns: Annotated[int, typer.Option(help="Turns that may wait on a replica.")] = 1024,
     queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
-from deployment.engine.options import Backend, EngineOptions
+from deployment.engine.options import Backend, Capture, EngineOptions
 from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
 
@@ -30,6 +30,7 @@ class AppArgs(BaseModel):
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
     came may wait there for the rest.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
+    `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
@@ -58,7 +59,7 @@ class AppArgs(BaseModel):
     images: int = Field(default=64, ge=1)
     image_min_tokens: int | None = Field(default=None, ge=0)
     pages: int | None = Field(default=None, ge=1)
-    prefill_chunk: int = Field(default=512, ge=1)
+    prefill_chunk: int | None = Field(default=None, ge=1)
     max_stall_ms: float = Field(default=60.0, gt=0)
     queue_turns: int = Field(default=1024, ge=1)
     queue_seconds: float | None = Field(default=None, ge=0)
@@ -81,6 +82,7 @@ class AppArgs(BaseModel):
     media_frames: int = Field(default=_MEDIA.frames, ge=2)
     media_seconds: float = Field(default=_MEDIA.seconds, gt=0)
     own_process: bool | None = None
+    capture: Capture = "start"
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
@@ -158,6 +160,7 @@ class AppArgs(BaseModel):
             durable=self.durable,
             durable_bytes=self.durable_bytes,
             own_process=self.own_process,
+            capture=self.capture,
             check_invariants=self.check_invariants,
             prefill_chunk=self.prefill_chunk,
             max_stall_ms=self.max_stall_ms,

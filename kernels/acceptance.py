@@ -44,8 +44,8 @@ class RowSampling:
     reproducible: torch.Tensor | None = None
     all_greedy: bool = False
 
-    def rows(self, selected: torch.Tensor) -> RowSampling:
-        """The rows selected by bool [B]."""
+    def rows(self, selected: torch.Tensor | slice) -> RowSampling:
+        """The rows selected by bool [B], or some that follow each other."""
         return RowSampling(
             self.temperature[selected],
             self.top_k[selected],
@@ -66,6 +66,10 @@ class Proposal:
     drafts: torch.Tensor
     candidates: torch.Tensor | None = None
     law: torch.Tensor | None = None
+
+    def rows(self, selected: slice) -> Proposal:
+        candidates, law = (None if x is None else x[selected] for x in (self.candidates, self.law))
+        return Proposal(self.drafts[selected], candidates, law)
 
 
 @dataclass(frozen=True)

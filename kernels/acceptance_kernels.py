@@ -2,7 +2,7 @@
 
     decide    what each column needs: nothing, its best token, or a race; a retained q's drafts are judged here, so that
               of such a lane one column races
-    race      the first arrival of each chunk of a row that has a kept token              reads those chunks
+    race      the first arrival of each span of a row's chunks that have a kept token     reads those chunks
     verdict   winners against drafts, and what is licensed
 
 p is never stored: it is weight / Z down to the cut. q is not either: a token's q is the sum over the candidates that
@@ -22,7 +22,7 @@ import triton.language as tl
 from kernels.cut_search import BEST, FIELDS, STEEP
 from kernels.cuts import RowControls, find_cuts
 from kernels.launch_checks import require, require_contiguous
-from kernels.logit_rows import CHUNK, load_whole, logits_at
+from kernels.logit_rows import CHUNK, load_whole, logits_at, span_of
 from kernels.ordering import id_of, packed_key
 from kernels.randomness import ACCEPT, CORRECTION, TARGET, noise_of, uniform_at, words_at
 from kernels.sampling import weight_of
@@ -124,7 +124,7 @@ def _arrivals(weight, scale, noise, token):
     return tl.where(runs, arrival, _NOBODY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "span"])
 def _race(
     logits_ptr,
     best_ptr,
@@ -144,49 +144,52 @@ def _race(
     drafts_stride,
     width,
     count,
+    chunks,
+    span,
     CANDIDATES: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """`arrivals` int64 [R, 2, chunks]: of the race, and of the one over p for a correction that has no residual."""
-    row, chunk, chunks = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    """`arrivals` int64 [R, 2, spans]: of the race, and of the one over p for a correction that has no residual."""
+    row, begin, spans = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * span, tl.num_programs(0)
     need = tl.load(need_ptr + row)
     if need >= 0:
-        at, cut = arrivals_ptr + row * 2 * chunks + chunk, tl.load(cut_ptr + row)
-        lane, state = row // width, state_ptr + row * FIELDS
+        cut, lane, state = tl.load(cut_ptr + row), row // width, state_ptr + row * FIELDS
+        row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
+        best, steep, total = tl.load(state + BEST), tl.load(state + STEEP), tl.load(total_ptr + row)
+        scale = tl.div_rn(1.0, total)
+        least = tl.full((), 0.0, tl.float32)
+        if min_p_ptr is not None:
+            least = tl.load(min_p_ptr + lane)
+        seed, sub, position = tl.load(seeds_ptr + lane), tl.load(sub_ptr + lane), tl.load(positions_ptr + row)
+        proposed = (lane * drafts_stride + row % width) * CANDIDATES
+        word = tl.arange(0, 4)[None, :]
         first = tl.full((PART,), _NOBODY, tl.int64)
         over_p = first
-        if tl.load(best_ptr + row * chunks + chunk) >= cut:
-            row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
-            best, steep, total = tl.load(state + BEST), tl.load(state + STEEP), tl.load(total_ptr + row)
-            scale = tl.div_rn(1.0, total)
-            least = tl.full((), 0.0, tl.float32)
-            if min_p_ptr is not None:
-                least = tl.load(min_p_ptr + lane)
-            seed, sub, position = tl.load(seeds_ptr + lane), tl.load(sub_ptr + lane), tl.load(positions_ptr + row)
-            proposed = (lane * drafts_stride + row % width) * CANDIDATES
-            word = tl.arange(0, 4)[None, :]
-            for part in range(0, _TOKENS // 4, PART):
-                block = chunk * (_TOKENS // 4) + part + tl.arange(0, PART)
-                token = block[:, None] * 4 + word
-                logit = load_whole(row_ptr, token, (chunk + 1) * _TOKENS <= count, count)
-                p = _probability(logit, token, best, steep, cut, total, least)
-                key = block * 0  # the generator takes tensors of one shape
-                word0, word1, word2, word3 = words_at(key + seed, block, key + position, need, key + sub)
-                low = tl.where(word == 0, word0[:, None], word1[:, None])
-                high = tl.where(word == 2, word2[:, None], word3[:, None])
-                noise = noise_of(tl.where(word < 2, low, high))
-                arrival = tl.min(_arrivals(p, scale, noise, token), 1)
-                over_p = tl.minimum(over_p, arrival)
-                if CANDIDATES > 0:  # noqa: SIM102
-                    if need == _CORRECTION:
-                        q = tl.zeros((PART, 4), tl.float32)
-                        for rank in tl.static_range(0, CANDIDATES):
-                            share = tl.load(law_ptr + proposed + rank)
-                            q += tl.where(token == tl.load(candidates_ptr + proposed + rank), share, 0.0)
-                        arrival = tl.min(_arrivals(tl.maximum(p - q, 0.0), scale, noise, token), 1)
-                first = tl.minimum(first, arrival)
+        for chunk in range(begin, tl.minimum(begin + span, chunks)):
+            if tl.load(best_ptr + row * chunks + chunk) >= cut:
+                for part in range(0, _TOKENS // 4, PART):
+                    block = chunk * (_TOKENS // 4) + part + tl.arange(0, PART).to(tl.int64)
+                    token = block[:, None] * 4 + word
+                    logit = load_whole(row_ptr, token, (chunk + 1) * _TOKENS <= count, count)
+                    p = _probability(logit, token, best, steep, cut, total, least)
+                    key = block * 0  # the generator takes tensors of one shape
+                    word0, word1, word2, word3 = words_at(key + seed, block, key + position, need, key + sub)
+                    low = tl.where(word == 0, word0[:, None], word1[:, None])
+                    high = tl.where(word == 2, word2[:, None], word3[:, None])
+                    noise = noise_of(tl.where(word < 2, low, high))
+                    arrival = tl.min(_arrivals(p, scale, noise, token), 1)
+                    over_p = tl.minimum(over_p, arrival)
+                    if CANDIDATES > 0:  # noqa: SIM102
+                        if need == _CORRECTION:
+                            q = tl.zeros((PART, 4), tl.float32)
+                            for rank in tl.static_range(0, CANDIDATES):
+                                share = tl.load(law_ptr + proposed + rank)
+                                q += tl.where(token == tl.load(candidates_ptr + proposed + rank), share, 0.0)
+                            arrival = tl.min(_arrivals(tl.maximum(p - q, 0.0), scale, noise, token), 1)
+                    first = tl.minimum(first, arrival)
+        at = arrivals_ptr + row * 2 * spans + tl.program_id(0)
         tl.store(at, tl.min(first, 0))
-        tl.store(at + chunks, tl.min(over_p, 0))
+        tl.store(at + spans, tl.min(over_p, 0))
 
 
 @triton.jit
@@ -201,7 +204,9 @@ def _verdict(
     drafts_stride,
     width,
     chunks,
+    spans,
     CHUNKS: tl.constexpr,
+    SPANS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     lane = tl.program_id(0).to(tl.int64)
@@ -215,10 +220,11 @@ def _verdict(
         other=-9223372036854775808,
     )
     token = id_of(tl.max(best, 1))
-    races = (need >= 0)[:, None] & (spot < chunks)
-    at = arrivals_ptr + row[:, None] * 2 * chunks + spot
+    spot = tl.arange(0, SPANS)[None, :]
+    races = (need >= 0)[:, None] & (spot < spans)
+    at = arrivals_ptr + row[:, None] * 2 * spans + spot
     winner = tl.min(tl.load(at, mask=races, other=_NOBODY), 1)
-    over_p = tl.min(tl.load(at + chunks, mask=races, other=_NOBODY), 1)
+    over_p = tl.min(tl.load(at + spans, mask=races, other=_NOBODY), 1)
     winner = tl.where(winner == _NOBODY, over_p, winner)
     token = tl.where(winner == _NOBODY, token, winner & 0xFFFFFFFF)
     draft = column.to(tl.int64) * 0 - 1
@@ -259,35 +265,41 @@ def verdicts(
         require("candidates", candidates, (batch, columns, choices), torch.int64)
         require("law", law, (batch, columns, choices), torch.float32)
     chunks = cuts.best.shape[1]
+    span = span_of(batch * width, chunks)
+    spans = triton.cdiv(chunks, span)
     need = torch.empty(batch, width, dtype=torch.int32, device=logits.device)
-    arrivals = torch.empty(batch * width, 2, chunks, dtype=torch.int64, device=logits.device)
+    arrivals = torch.empty(batch * width, 2, spans, dtype=torch.int64, device=logits.device)
     licensed, accepted = torch.empty_like(positions), torch.empty_like(seeds)
     if batch == 0:
         return licensed, accepted
     strides = logits.stride(0), logits.stride(1), columns, width
     padded = triton.next_power_of_2(width)
+    judged = seeds if drafts is None else drafts  # without drafts nobody follows the pointer, but it must have a type
     _decide[(batch,)](
         *(logits, cuts.state, cuts.cut, cuts.total, controls.temperature, controls.min_p, reproducible),
-        *(seeds, sub, positions, controls.extent, drafts, candidates, law, need),
+        *(seeds, sub, positions, controls.extent, judged, candidates, law, need),
         *strides,
         CANDIDATES=choices,
         WIDTH=padded,
         num_warps=1,
         enable_fp_fusion=False,
     )
-    _race[(chunks, batch * width)](
+    _race[(spans, batch * width)](
         *(logits, cuts.best, cuts.state, cuts.cut, cuts.total, controls.min_p, seeds, sub, positions, need),
         *(candidates, law, arrivals),
         *strides,
         count,
+        chunks,
+        span,
         CANDIDATES=choices,
         PART=PART,
         num_warps=1,
         enable_fp_fusion=False,
     )
     _verdict[(batch,)](
-        *(cuts.best, need, arrivals, controls.extent, drafts, licensed, accepted, columns, width, chunks),
+        *(cuts.best, need, arrivals, controls.extent, drafts, licensed, accepted, columns, width, chunks, spans),
         CHUNKS=triton.next_power_of_2(chunks),
+        SPANS=triton.next_power_of_2(spans),
         WIDTH=padded,
         num_warps=4,
     )

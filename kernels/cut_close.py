@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.cut_search import BEST, FIELDS, HELD, STEEP, K, P
-from kernels.logit_rows import first_key, load_chunk, logit_of, logits_at, tokens_of
+from kernels.logit_rows import LANES, first_key, load_chunk, logit_of, logits_at, tokens_of
 from kernels.ordering import packed_key
 from kernels.sampling import MASS_UNITS, mass_of, weight_of
 
@@ -28,7 +28,7 @@ def _hold(logit, token, low, high, held_ptr, keys_ptr):
         tl.store(keys_ptr + place, packed_key(logit, token), mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "span"])
 def gather_kernel(
     logits_ptr,
     best_ptr,
@@ -44,36 +44,46 @@ def gather_kernel(
     column_stride,
     width,
     count,
+    chunks,
+    span,
 ):
-    """`above` int64 [R, chunks, 4]: tokens and mass above top-k's bracket, mass above top-p's, and what min-p leaves of
+    """`above` int64 [R, spans, 4]: tokens and mass above top-k's bracket, mass above top-p's, and what min-p leaves of
     that. `keys` int64 [R, 2, HELD], in whatever order: nothing depends on it."""
-    row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * span
     if tl.load(wanted_ptr + row) >= 0:
-        at, state = above_ptr + (row * tl.num_programs(0) + chunk) * 4, state_ptr + row * FIELDS
-        low, high, p_low, p_high = (
-            tl.load(state + K),
-            tl.load(state + K + 1),
-            tl.load(state + P),
-            tl.load(state + P + 1),
-        )
-        if logit_of(tl.load(best_ptr + row * tl.num_programs(0) + chunk)) < tl.minimum(low, p_low):
-            tl.store(at + tl.arange(0, 4), tl.zeros((4,), tl.int64))
-        else:
-            token = tokens_of(chunk)
-            logit = load_chunk(logits_at(logits_ptr, lane_stride, column_stride, row, width), token, chunk, count)
-            weight = weight_of(logit, tl.load(state + BEST), tl.load(state + STEEP))
-            mass = mass_of(weight)
-            kept = tl.where(logit >= p_high, mass, 0)
-            tl.store(at, tl.sum(tl.sum((logit >= high).to(tl.int32), 0), 0).to(tl.int64))
-            tl.store(at + 1, tl.sum(tl.sum(tl.where(logit >= high, mass, 0), 0), 0))
-            tl.store(at + 2, tl.sum(tl.sum(kept, 0), 0))
-            if min_p_ptr is not None:
-                kept = tl.where(weight >= tl.load(min_p_ptr + row // width), kept, 0)
-            tl.store(at + 3, tl.sum(tl.sum(kept, 0), 0))
-            if (tl.load(top_k_ptr + row // width) > 0) & (tl.load(state + K + 2) - tl.load(state + K + 3) <= HELD):
-                _hold(logit, token, low, high, held_ptr + row * 2, keys_ptr + row * 2 * HELD)
-            if (tl.load(top_p_ptr + row // width) < 1) & (tl.load(state + P + 2) - tl.load(state + P + 3) <= HELD):
-                _hold(logit, token, p_low, p_high, held_ptr + row * 2 + 1, keys_ptr + (row * 2 + 1) * HELD)
+        lane, state = row // width, state_ptr + row * FIELDS
+        low, high = tl.load(state + K), tl.load(state + K + 1)
+        p_low, p_high = tl.load(state + P), tl.load(state + P + 1)
+        best, steep = tl.load(state + BEST), tl.load(state + STEEP)
+        holds_k = (tl.load(top_k_ptr + lane) > 0) & (tl.load(state + K + 2) - tl.load(state + K + 3) <= HELD)
+        holds_p = (tl.load(top_p_ptr + lane) < 1) & (tl.load(state + P + 2) - tl.load(state + P + 3) <= HELD)
+        least = tl.full((), 0.0, tl.float32)
+        if min_p_ptr is not None:
+            least = tl.load(min_p_ptr + lane)
+        row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
+        tokens = tl.zeros((LANES,), tl.int32)
+        kept = tl.zeros((LANES,), tl.int64)
+        p_above, p_kept = kept, kept
+        for chunk in range(first, tl.minimum(first + span, chunks)):
+            if logit_of(tl.load(best_ptr + row * chunks + chunk)) >= tl.minimum(low, p_low):
+                token = tokens_of(chunk)
+                logit = load_chunk(row_ptr, token, chunk, count)
+                weight = weight_of(logit, best, steep)
+                mass = mass_of(weight)
+                tokens += tl.sum((logit >= high).to(tl.int32), 0)
+                kept += tl.sum(tl.where(logit >= high, mass, 0), 0)
+                mass = tl.where(logit >= p_high, mass, 0)
+                p_above += tl.sum(mass, 0)
+                p_kept += tl.sum(tl.where(weight >= least, mass, 0), 0)
+                if holds_k:
+                    _hold(logit, token, low, high, held_ptr + row * 2, keys_ptr + row * 2 * HELD)
+                if holds_p:
+                    _hold(logit, token, p_low, p_high, held_ptr + row * 2 + 1, keys_ptr + (row * 2 + 1) * HELD)
+        at = above_ptr + (row * tl.num_programs(0) + tl.program_id(0)) * 4
+        tl.store(at, tl.sum(tokens, 0).to(tl.int64))
+        tl.store(at + 1, tl.sum(kept, 0))
+        tl.store(at + 2, tl.sum(p_above, 0))
+        tl.store(at + 3, tl.sum(p_kept, 0))
 
 
 @triton.jit
@@ -154,8 +164,8 @@ def close_kernel(
     column_stride,
     width,
     count,
-    chunks,
-    CHUNKS: tl.constexpr,
+    spans,
+    SPANS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -166,12 +176,12 @@ def close_kernel(
         held = (tl.load(state + K + 2) - tl.load(state + K + 3)).to(tl.int32)
         row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
         k_keys, p_keys = keys_ptr + row * 2 * HELD, keys_ptr + (row * 2 + 1) * HELD
-        spot = tl.arange(0, CHUNKS)
-        parts = above_ptr + (row * chunks + spot) * 4
-        tokens = tl.sum(tl.load(parts, mask=spot < chunks, other=0), 0)
-        kept = tl.sum(tl.load(parts + 1, mask=spot < chunks, other=0), 0)
-        p_above = tl.sum(tl.load(parts + 2, mask=spot < chunks, other=0), 0)
-        total = tl.sum(tl.load(parts + 3, mask=spot < chunks, other=0), 0)
+        spot = tl.arange(0, SPANS)
+        parts = above_ptr + (row * spans + spot) * 4
+        tokens = tl.sum(tl.load(parts, mask=spot < spans, other=0), 0)
+        kept = tl.sum(tl.load(parts + 1, mask=spot < spans, other=0), 0)
+        p_above = tl.sum(tl.load(parts + 2, mask=spot < spans, other=0), 0)
+        total = tl.sum(tl.load(parts + 3, mask=spot < spans, other=0), 0)
         k, top_p = tl.load(top_k_ptr + lane), tl.load(top_p_ptr + lane)
         least = tl.full((), 0.0, tl.float32)
         if min_p_ptr is not None:

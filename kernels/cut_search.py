@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.logit_rows import load_chunk, logit_of, logits_at, tokens_of
+from kernels.logit_rows import LANES, load_chunk, logit_of, logits_at, tokens_of
 from kernels.ordering import packed_key
 from kernels.sampling import steepness_of
 
@@ -16,7 +16,7 @@ TRIES = tl.constexpr(8)
 HELD = tl.constexpr(1024)
 """Keys of a bracket that are held apart; where there are more, the row is looked through again."""
 TRUST = tl.constexpr(4e-6)
-"""FP32 sums of a row are right to 2e-6: 30 additions from a weight to its sum, and weights counted in whole units."""
+"""FP32 sums of a row are right to 2e-6: 32 additions from a weight to its sum, and weights counted in whole units."""
 DEEPEST, DEEPEST_MASS = tl.constexpr(130.0), tl.constexpr(44.0)
 """Powers of two below the best token where no weight and no mass is left, with room for rounding."""
 
@@ -41,6 +41,18 @@ def best_kernel(logits_ptr, best_ptr, extent_ptr, lane_stride, column_stride, wi
 def _spread(low, high, tries, of):
     """Tries 1 .. `of` between two logits, evenly."""
     return low + (high - low) * ((tries + 1).to(tl.float32) / (of + 1).to(tl.float32))
+
+
+@triton.jit
+def _reached(keys, k, chunks):
+    """A logit that at least k tokens reach, where there are as many chunks: the k-th of their best, `keys` [CHUNKS].
+    -inf for k = 0 or more than there are chunks."""
+    ordinal = (keys >> 32) + 2147483648
+    kth = tl.full((), 0, tl.int64)
+    for bit in range(32):
+        tried = kth | (tl.full((), 2147483648, tl.int64) >> bit)
+        kth = tl.where(tl.sum((ordinal >= tried).to(tl.int32), 0) >= k, tried, kth)
+    return tl.where((k > 0) & (k <= chunks), logit_of((kth - 2147483648) << 32), float("-inf"))
 
 
 @triton.jit
@@ -69,7 +81,9 @@ def open_kernel(
         best, steep = logit_of(tl.max(keys, 0)), steepness_of(temperature)
         by_count, by_mass = tl.load(top_k_ptr + lane) > 0, tl.load(top_p_ptr + lane) < 1
         everything = float("-inf")
-        floor_k, floor_p = best - DEEPEST / steep, best - DEEPEST_MASS / steep
+        reached = _reached(keys, tl.load(top_k_ptr + lane), chunks)
+        floor_k = tl.maximum(best - DEEPEST / steep, reached)
+        floor_p = tl.maximum(best - DEEPEST_MASS / steep, reached)
         tries = tl.arange(0, TRIES)
         of_k = tl.where(by_count, tl.where(by_mass, TRIES // 2, TRIES), 0)
         of_p = tl.where(by_mass, TRIES - of_k, 0)
@@ -77,7 +91,9 @@ def open_kernel(
         down_k = (tries + 1).to(tl.float32) / tl.maximum(of_k, 1).to(tl.float32)
         down_p = (tries - of_k + 1).to(tl.float32) / tl.maximum(of_p, 1).to(tl.float32)
         tried = tl.where(
-            tries < of_k, best + (floor_k - best) * (down_k * down_k), best + (floor_p - best) * (down_p * down_p)
+            tries < of_k,
+            floor_k + (best - floor_k) * (1 - down_k * down_k),
+            floor_p + (best - floor_p) * (1 - down_p * down_p),
         )
         tl.store(tries_ptr + row * TRIES + tries, tried)
         at = state_ptr + row * FIELDS
@@ -99,7 +115,7 @@ def open_kernel(
         tl.store(wanted_ptr + row, of_k + of_p)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "span"])
 def measure_kernel(
     logits_ptr,
     best_ptr,
@@ -112,24 +128,34 @@ def measure_kernel(
     column_stride,
     width,
     count,
+    chunks,
+    span,
 ):
-    """`tokens`, `masses` FP32 [R, chunks, TRIES]: each chunk's share down to each try."""
-    row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    """`tokens`, `masses` FP32 [R, spans, TRIES]: each span's share down to each try."""
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * span
     if tl.load(wanted_ptr + row) > 0:
-        at = (row * tl.num_programs(0) + chunk) * TRIES
-        lowest = tl.min(tl.load(tries_ptr + row * TRIES + tl.arange(0, TRIES)), 0)
-        if logit_of(tl.load(best_ptr + row * tl.num_programs(0) + chunk)) < lowest:
-            tl.store(tokens_ptr + at + tl.arange(0, TRIES), tl.zeros((TRIES,), tl.float32))
-            tl.store(masses_ptr + at + tl.arange(0, TRIES), tl.zeros((TRIES,), tl.float32))
-        else:
-            best, steep = tl.load(state_ptr + row * FIELDS + BEST), tl.load(state_ptr + row * FIELDS + STEEP)
-            row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
-            logit = load_chunk(row_ptr, tokens_of(chunk), chunk, count)
-            weight = tl.exp2((logit - best) * steep)
-            for index in tl.static_range(0, TRIES):
-                above = logit >= tl.load(tries_ptr + row * TRIES + index)
-                tl.store(tokens_ptr + at + index, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.float32))
-                tl.store(masses_ptr + at + index, tl.sum(tl.sum(tl.where(above, weight, 0.0), 0), 0))
+        tries = tl.load(tries_ptr + row * TRIES + tl.arange(0, TRIES))
+        lowest = tl.min(tries, 0)
+        best, steep = tl.load(state_ptr + row * FIELDS + BEST), tl.load(state_ptr + row * FIELDS + STEEP)
+        row_ptr = logits_at(logits_ptr, lane_stride, column_stride, row, width)
+        tokens, masses = (), ()
+        for _ in tl.static_range(TRIES):
+            tokens += (tl.zeros((LANES,), tl.float32),)
+            masses += (tl.zeros((LANES,), tl.float32),)
+        for chunk in range(first, tl.minimum(first + span, chunks)):
+            if logit_of(tl.load(best_ptr + row * chunks + chunk)) >= lowest:
+                logit = load_chunk(row_ptr, tokens_of(chunk), chunk, count)
+                weight = tl.exp2((logit - best) * steep)
+                more_tokens, more_masses = (), ()
+                for index in tl.static_range(TRIES):
+                    above = logit >= tl.load(tries_ptr + row * TRIES + index)
+                    more_tokens += (tokens[index] + tl.sum(tl.where(above, 1.0, 0.0), 0),)
+                    more_masses += (masses[index] + tl.sum(tl.where(above, weight, 0.0), 0),)
+                tokens, masses = more_tokens, more_masses
+        at = (row * tl.num_programs(0) + tl.program_id(0)) * TRIES
+        for index in tl.static_range(TRIES):
+            tl.store(tokens_ptr + at + index, tl.sum(tokens[index], 0))
+            tl.store(masses_ptr + at + index, tl.sum(masses[index], 0))
 
 
 @triton.jit
@@ -142,17 +168,17 @@ def narrow_kernel(
     top_k_ptr,
     top_p_ptr,
     width,
-    chunks,
-    CHUNKS: tl.constexpr,
+    spans,
+    SPANS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if tl.load(wanted_ptr + row) > 0:
         at, tries = state_ptr + row * FIELDS, tl.arange(0, TRIES)
         tried = tl.load(tries_ptr + row * TRIES + tries)
-        spot = tl.arange(0, CHUNKS)[:, None]
-        parts = (row * chunks + spot) * TRIES + tries[None, :]
-        tokens = tl.sum(tl.load(tokens_ptr + parts, mask=spot < chunks, other=0.0), 0)
-        masses = tl.sum(tl.load(masses_ptr + parts, mask=spot < chunks, other=0.0), 0)
+        spot = tl.arange(0, SPANS)[:, None]
+        parts = (row * spans + spot) * TRIES + tries[None, :]
+        tokens = tl.sum(tl.load(tokens_ptr + parts, mask=spot < spans, other=0.0), 0)
+        masses = tl.sum(tl.load(masses_ptr + parts, mask=spot < spans, other=0.0), 0)
         nothing, everything = float("inf"), float("-inf")
         k, top_p = tl.load(top_k_ptr + row // width), tl.load(top_p_ptr + row // width)
         by_count, by_mass = k > 0, top_p < 1

@@ -5,7 +5,8 @@ says it all. Both top-k and top-p ask for the largest key whose tokens down to i
 the mass that top-k kept. The search keeps a bracket [low, high) of logits for each of the two:
 
     best      the best key of each chunk of a row                                      reads the row
-    open      the first brackets, and the logits to try in them
+    open      the first brackets, and the logits to try in them; k chunks whose best tokens reach a logit hold k tokens
+              that do
     measure   tokens and mass down to each of them, mass in FP32                       reads the row, up to ROUNDS times
     narrow    the brackets that follow; FP32 sums are not believed within TRUST, so a bracket never loses its end
     gather    exact tokens and masses above the brackets, and the keys within          reads the row
@@ -32,7 +33,7 @@ import triton
 from kernels.cut_close import close_kernel, gather_kernel
 from kernels.cut_search import FIELDS, HELD, TRIES, best_kernel, measure_kernel, narrow_kernel, open_kernel
 from kernels.launch_checks import require
-from kernels.logit_rows import CHUNK
+from kernels.logit_rows import CHUNK, span_of
 from kernels.sampling import MAX_TOKENS
 
 ROUNDS = 4
@@ -69,7 +70,9 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
     if not 0 < count <= MAX_TOKENS:
         raise ValueError(f"logits: {count} columns, must be 1 to {MAX_TOKENS}")
     rows, chunks = batch * width, triton.cdiv(count, CHUNK)
-    padded = triton.next_power_of_2(chunks)
+    span = span_of(rows, chunks)
+    spans = triton.cdiv(chunks, span)
+    padded = triton.next_power_of_2(spans)
 
     def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(rows, *shape, dtype=dtype, device=logits.device)
@@ -83,38 +86,40 @@ def find_cuts(logits: torch.Tensor, controls: RowControls) -> Cuts:
     if rows == 0:
         return cuts
     tries, wanted = buffer(TRIES.value, dtype=torch.float32), buffer(dtype=torch.int32)
-    tokens, masses = (buffer(chunks, TRIES.value, dtype=torch.float32) for _ in range(2))
-    above, held = buffer(chunks, 4, dtype=torch.int64), buffer(2, dtype=torch.int32)
+    tokens, masses = (buffer(spans, TRIES.value, dtype=torch.float32) for _ in range(2))
+    above, held = buffer(spans, 4, dtype=torch.int64), buffer(2, dtype=torch.int32)
     keys = buffer(2, HELD.value, dtype=torch.int64)
     place = logits.stride(0), logits.stride(1), width, count
     k, p = controls.top_k, controls.top_p
     best_kernel[(chunks, rows)](logits, cuts.best, controls.extent, *place, num_warps=1)
     open_kernel[(rows,)](
         *(cuts.best, controls.temperature, k, p, controls.extent, cuts.state, tries, wanted, held, width, chunks),
-        CHUNKS=padded,
+        CHUNKS=triton.next_power_of_2(chunks),
         num_warps=1,
     )
     for _ in range(ROUNDS):
-        measure_kernel[(chunks, rows)](
+        measure_kernel[(spans, rows)](
             *(logits, cuts.best, cuts.state, tries, wanted, tokens, masses),
             *place,
+            chunks,
+            span,
             num_warps=1,
             enable_fp_fusion=False,
         )
-        narrow_kernel[(rows,)](
-            cuts.state, tries, wanted, tokens, masses, k, p, width, chunks, CHUNKS=padded, num_warps=4
-        )
-    gather_kernel[(chunks, rows)](
+        narrow_kernel[(rows,)](cuts.state, tries, wanted, tokens, masses, k, p, width, spans, SPANS=padded, num_warps=4)
+    gather_kernel[(spans, rows)](
         *(logits, cuts.best, cuts.state, wanted, k, p, controls.min_p, above, held, keys),
         *place,
+        chunks,
+        span,
         num_warps=1,
         enable_fp_fusion=False,
     )
     close_kernel[(rows,)](
         *(logits, cuts.state, wanted, k, p, controls.min_p, above, keys, cuts.cut, cuts.total),
         *place,
-        chunks,
-        CHUNKS=padded,
+        spans,
+        SPANS=padded,
         TILE=HELD.value,
         num_warps=8,
         enable_fp_fusion=False,

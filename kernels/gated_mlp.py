@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require_contiguous
-from kernels.linear import linear
+from kernels.linear import Linear
 
 BLOCK = 1024
 
@@ -57,6 +57,6 @@ def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
     return silu_product_triton(gate_up) if gate_up.is_cuda else silu_product_reference(gate_up)
 
 
-def gated_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def gated_mlp(x: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
     """`x` [..., H], `gate_up` [2 I, H] (gate rows first), `down` [H, I] -> [..., H]."""
-    return linear(silu_product(linear(x, gate_up)), down)
+    return down(silu_product(gate_up(x)))

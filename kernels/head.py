@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear import linear, streams
+from kernels.linear import Product, linear, product
 
 ALIGNED = 8
 """The library's products are several times slower where the number of rows of the weight is no multiple of this."""
@@ -22,7 +22,13 @@ def head_scores(hidden: torch.Tensor, weight: torch.Tensor, rows: int | None = N
     """
     rows = weight.shape[0] if rows is None else rows
     count = hidden.numel() // max(hidden.shape[-1], 1)
-    whole = weight.shape[0] % ALIGNED == 0 and rows % ALIGNED != 0
-    if hidden.is_cuda and whole and not streams(count, rows, weight.shape[1], hidden.dtype):
-        return linear(hidden, weight, torch.float32)[..., :rows]
-    return linear(hidden, weight[:rows], torch.float32)
+    taken, _ = head_product(count, rows, weight, hidden.is_cuda)
+    return linear(hidden, weight[:taken], torch.float32)[..., :rows]
+
+
+def head_product(count: int, rows: int, weight: torch.Tensor, card: bool) -> tuple[int, Product]:
+    """How many rows of `weight` are taken to score the first `rows` of them for `count` hidden rows, and by what."""
+    every, depth = weight.shape
+    kind = product(count, rows, depth, weight.dtype, card)
+    whole = kind == "cuBLAS" and rows % ALIGNED != 0 and every % ALIGNED == 0
+    return (every if whole else rows), kind

@@ -13,7 +13,8 @@ library's product is at least as fast. The first lines of W are on their way bef
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -182,15 +183,48 @@ def streams(rows: int, n: int, depth: int, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and rows <= STREAMED_ROWS and (n >= LONG or depth >= DEEP)
 
 
+Product = Literal["torch", "cuBLAS", "streaming"]
+
+
+def product(rows: int, n: int, depth: int, dtype: torch.dtype, card: bool) -> Product:
+    """What multiplies `rows` rows of `depth` with a weight of `n` rows: on a `card` the library or our kernel."""
+    if not card:
+        return "torch"
+    return "streaming" if streams(rows, n, depth, dtype) else "cuBLAS"
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """`x` [..., K], `weight` [N, K] of the same dtype, FP32 or BF16 -> [..., N] in `dtype` (x's, if None)."""
     dtype = dtype or x.dtype
-    if not x.is_cuda:
-        return F.linear(x, weight) if dtype == x.dtype else linear_reference(x, weight, dtype)
     rows = x.numel() // max(x.shape[-1], 1)
-    if streams(rows, *weight.shape, x.dtype):
+    kind = product(rows, *weight.shape, x.dtype, x.is_cuda)
+    if kind == "streaming":
         return linear_triton(x, weight, dtype)
     if dtype == x.dtype:
         return F.linear(x, weight)
-    product = torch.mm(x.reshape(rows, -1), weight.T, out_dtype=dtype)
-    return product.view(*x.shape[:-1], -1)
+    if kind == "torch":
+        return linear_reference(x, weight, dtype)
+    return torch.mm(x.reshape(rows, -1), weight.T, out_dtype=dtype).view(*x.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix of a model, applied by calling it: `weight` [N, K], in the dtype of what it is applied to.
+
+    Who calls it knows neither how the matrix is stored nor what multiplies with it. One that is stored otherwise, as
+    FP8 with its scales, is another value with the same call.
+    """
+
+    weight: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """`x` [..., K] -> [..., N] in `dtype` (x's, if None)."""
+        return linear(x, self.weight, dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    def product(self, rows: int, card: bool) -> Product:
+        """What multiplies `rows` rows with it."""
+        return product(rows, *self.weight.shape, self.weight.dtype, card)

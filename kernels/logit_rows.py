@@ -15,7 +15,16 @@ from kernels.ordering import packed_key
 
 LANES, DEPTH = tl.constexpr(128), tl.constexpr(8)
 CHUNK = LANES.value * DEPTH.value
-"""Tokens of a row that one program reads: of one warp, in whose registers every sum but the last is made."""
+"""Tokens of a row that a program reads at a time: of one warp, in whose registers every sum but the last is made."""
+LONGEST_SPAN = 8
+_PROGRAMS = 2112
+"""Warps that a card has at one time, 16 a multiprocessor."""
+
+
+def span_of(rows: int, chunks: int) -> int:
+    """Chunks of a row that one program takes, one after the other, where most may be skipped: few programs that find
+    nothing to do cost little, and few rows still fill the card."""
+    return max(1, min(LONGEST_SPAN, rows * chunks // _PROGRAMS))
 
 
 @triton.jit
@@ -25,7 +34,8 @@ def logits_at(logits_ptr, lane_stride, column_stride, row, width):
 
 @triton.jit
 def tokens_of(chunk):
-    return chunk * (LANES * DEPTH) + tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    inside = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    return chunk * (LANES * DEPTH) + inside.to(tl.int64)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gated_mlp import gated_mlp
+from kernels.linear import Linear
 from kernels.ordering import top_rows
 
 
@@ -33,6 +34,6 @@ def routed_experts(
     out = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         tokens, choice = (experts == expert).nonzero(as_tuple=True)
-        part = gated_mlp(x[tokens], gate_up[expert], down[expert])
+        part = gated_mlp(x[tokens], Linear(gate_up[expert]), Linear(down[expert]))
         out.index_add_(0, tokens, part * weights[tokens, choice, None])
     return out

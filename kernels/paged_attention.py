@@ -27,6 +27,7 @@ import torch.nn.functional as F
 import triton
 
 from kernels.launch_checks import require, require_contiguous, require_head_dim
+from kernels.overlap import overlaps
 from kernels.paged_attention_gate import combine_gated_parts, gate_rows
 from kernels.paged_attention_kernels import attend_parts, attend_rows
 
@@ -189,6 +190,7 @@ def paged_attention_triton(
         return out
     lanes, parts = triton.next_power_of_2(batch), tiling.slots + batch - 1
     kept = (kv_heads, parts, rows)
+    overlapping, at_once = overlaps(q), 32 // tiling.summed
     best, total = torch.empty((2, *kept), dtype=torch.float32, device=q.device)
     mixed = torch.empty((*kept, head_dim), dtype=torch.float32, device=q.device)
     attend_parts[(row_tiles, parts)](
@@ -196,7 +198,9 @@ def paged_attention_triton(
         **sizes,
         **tile,
         LANES=lanes,
+        OVERLAPS=overlapping,
         num_warps=tiling.warps,
+        launch_pdl=overlapping,
     )
     combine_gated_parts[(triton.cdiv(rows, tiling.summed), kv_heads, batch)](
         *(gate, start, valid, best, total, mixed, out, *gate.stride()[:3], batch, width, tiling.slots, parts),
@@ -204,8 +208,10 @@ def paged_attention_triton(
         LANES=lanes,
         KEYS=tiling.keys,
         ROWS=tiling.summed,
-        STEP=min(triton.next_power_of_2(tiling.slots), 64 if tiling.summed == 1 else 32 // tiling.summed),
+        STEP=min(triton.next_power_of_2(max(tiling.slots // batch, 1)), 64 if tiling.summed == 1 else at_once),
+        OVERLAPS=overlapping,
         num_warps=4,
+        launch_pdl=overlapping,
     )
     return out
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.overlap import let_next_start, wait_for_earlier
 from kernels.paged_attention_kernels import parts_of_rows
 
 
@@ -45,9 +46,12 @@ def combine_gated_parts(
     KEYS: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of query rows, kv head, row of the batch), STEP parts at a time. A part without a key has
     best = -inf and leaves the rest of it unwritten."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     kv_head, lane = tl.program_id(1), tl.program_id(2)
     row, dim, of_step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD_DIM), tl.arange(0, STEP)
     rows = width * GROUP

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_tile import take_seen_tile, take_tile
+from kernels.overlap import let_next_start, wait_for_earlier
 
 
 @triton.jit
@@ -47,6 +48,7 @@ def _take_tiles(
     keys_ptr,
     values_ptr,
     pages_ptr,
+    page,
     begin,
     end,
     stop,
@@ -68,11 +70,10 @@ def _take_tiles(
     `values_ptr`: one kv head's, TOKEN numbers from token to token. MASKED: a row sees keys up to its own position, and
     none from `stop` on is read; else every row sees every key.
 
-    A tile lies in one page: it begins at a multiple of KEYS, which divides a page. The next tile's page is read a tile
-    ahead, or each tile would wait for it before its keys can be asked for.
+    A tile lies in one page: it begins at a multiple of KEYS, which divides a page. The first tile's is `page`; the next
+    one's is read a tile ahead, or each tile would wait for it before its keys can be asked for.
     """
     in_tile = (tl.arange(0, KEYS) * TOKEN)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-    page = tl.load(pages_ptr + begin // PAGE_TOKENS, mask=begin < end, other=0)
     for key_of_tile in tl.range(begin, end, KEYS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         at_tile = page * page_stride + (key_of_tile % PAGE_TOKENS) * TOKEN
         if MASKED:
@@ -103,6 +104,7 @@ def _take_keys(
     keys_ptr,
     values_ptr,
     pages_ptr,
+    page,
     begin,
     stop,
     common,
@@ -117,18 +119,20 @@ def _take_keys(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """(best, total, mixed) of keys [begin, stop). Every row of the tile sees the keys before `common`: only the few
-    tiles after them ask who sees what."""
+    """(best, total, mixed) of keys [begin, stop), the first in `page`. Every row of the tile sees the keys before
+    `common`: only the few tiles after them ask who sees what."""
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     middle = begin + tl.maximum(tl.minimum(common, stop) - begin, 0) // KEYS * KEYS
+    last_page = tl.load(pages_ptr + middle // PAGE_TOKENS, mask=middle < stop, other=0)
     for masked in tl.static_range(2):
         best, total, mixed = _take_tiles(
             q,
             keys_ptr,
             values_ptr,
             pages_ptr,
+            last_page if masked else page,
             middle if masked else begin,
             stop if masked else middle,
             stop,
@@ -174,8 +178,10 @@ def attend_parts(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (kv head and tile of query rows, part)."""
+    wait_for_earlier(OVERLAPS)
     kv_head, first_row = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS * ROWS
     part, index = tl.program_id(1), tl.arange(0, LANES)
     share, parts = parts_of_rows(start_ptr, valid_ptr, batch, slots, KEYS, LANES)
@@ -193,13 +199,17 @@ def attend_parts(
         tl.store(best_ptr + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=real)
         return
     column, dim = row // GROUP, tl.arange(0, HEAD_DIM)
+    pages = table_ptr + lane.to(tl.int64) * table_width
+    page = tl.load(pages + begin // PAGE_TOKENS)  # ahead of q, which is waited for before the first keys are asked for
     at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_DIM
     q = tl.load(q_ptr + at_q[:, None] + dim[None, :], mask=real[:, None], other=0.0)
+    let_next_start(OVERLAPS)
     best, total, mixed = _take_keys(
         q,
         keys_ptr + kv_head * HEAD_DIM,
         values_ptr + kv_head * HEAD_DIM,
-        table_ptr + lane.to(tl.int64) * table_width,
+        pages,
+        page,
         begin,
         stop,
         start + first_row // GROUP + 1,
@@ -252,11 +262,14 @@ def attend_rows(
     at_q = ((lane.to(tl.int64) * width + column) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_DIM
     q = tl.load(q_ptr + at_q[:, None] + dim[None, :], mask=real, other=0.0)
     stop = _seen(first_row, start, valid, GROUP, ROWS)
+    pages = table_ptr + lane.to(tl.int64) * table_width
+    page = tl.load(pages, mask=stop > 0, other=0)
     _best, total, mixed = _take_keys(
         q,
         keys_ptr + kv_head * HEAD_DIM,
         values_ptr + kv_head * HEAD_DIM,
-        table_ptr + lane.to(tl.int64) * table_width,
+        pages,
+        page,
         0,
         stop,
         start + first_row // GROUP + 1,

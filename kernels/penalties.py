@@ -125,11 +125,12 @@ def _adjust(
             logit = tl.where(in_prompt | generated, repeated, logit)
             logit = logit - presence * generated.to(tl.float32)
             logit = logit - frequency * counts
-        if mask_row >= 0:
-            byte = tl.load(
-                allowed_ptr + (mask_row * width + column) * mask_bytes + (token >> 3), mask=exists, other=0
-            ).to(tl.int32)
-            logit = tl.where(((byte >> (token & 7)) & 1) != 0, logit, float("-inf"))
+        # two branches: the compiler takes the first, and without masks there is no pointer to follow
+        if allowed_ptr is not None:  # noqa: SIM102
+            if mask_row >= 0:
+                at = allowed_ptr + (mask_row * width + column) * mask_bytes + (token >> 3)
+                byte = tl.load(at, mask=exists, other=0).to(tl.int32)
+                logit = tl.where(((byte >> (token & 7)) & 1) != 0, logit, float("-inf"))
         tl.store(out_ptr + (lane * width + column) * out_stride + token, logit, mask=exists)
 
 

@@ -69,9 +69,9 @@ def _short_convolution_kernel(
     CHANNELS: tl.constexpr,
 ):
     """Program (tile of channels, tile of columns, b)."""
-    batch = tl.program_id(2).to(tl.int64)
+    batch, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * COLUMNS
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    t = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    t = first + tl.arange(0, COLUMNS)[:, None]
     exists = (c < channels)[None, :]
     x = x_ptr + batch * x_row + c[None, :]
     history = histories_ptr + tl.load(slots_ptr + batch) * slot_stride + c[None, :] * (TAPS - 1)
@@ -81,11 +81,14 @@ def _short_convolution_kernel(
         source = t - (TAPS - 1) + tap
         inside = exists & (source < width)
         new = tl.load(x + source.to(tl.int64) * x_column, mask=inside & (source >= 0), other=0.0)
-        old = tl.load(history + source + (TAPS - 1), mask=inside & (source < 0), other=0.0)
         if tap == TAPS - 1:
             tl.store(columns_ptr + at, new, mask=inside)
+        new = new.to(tl.float32)
+        if first < TAPS - 1:  # channels of a history lie apart, and few programs need them
+            old = tl.load(history + source + (TAPS - 1), mask=inside & (source < 0), other=0.0)
+            new = tl.where(source < 0, old.to(tl.float32), new)
         weight = tl.load(weight_ptr + c * TAPS + tap, mask=c < channels, other=0.0).to(tl.float32)
-        total += weight[None, :] * tl.where(source < 0, old.to(tl.float32), new.to(tl.float32))
+        total += weight[None, :] * new
     out = total / (1.0 + tl.exp(-total))
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=exists & (t < width))
 

@@ -131,6 +131,10 @@ def shortlist(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
 
     Where V < k the last k - V entries repeat the best id with score -inf, which the selector gives no probability.
     """
-    if scores.is_cuda and k <= MOST.value:
-        return shortlist_triton(scores, k)
-    return shortlist_reference(scores, k)
+    run = shortlist_triton if scores.is_cuda and has_kernel(k) else shortlist_reference
+    return run(scores, k)
+
+
+def has_kernel(k: int) -> bool:
+    """Whether our kernel lists so many."""
+    return k <= MOST.value

@@ -28,16 +28,15 @@ from kernels.block_attention import full_block_attention, local_block_attention
 from kernels.context_kv import ContextStores, context_features, store_context_kv
 from kernels.gated_mlp import gated_mlp
 from kernels.head_norm_rotary import head_norm_rotary
-from kernels.linear import linear
+from kernels.linear import Linear, linear
 from kernels.norms import add_plain_rms_norm, plain_rms_norm
 from kernels.ordering import argmax_rows
 from kernels.selector import select_path
 from kernels.shortlist import shortlist
 from model.config import DraftConfig
 from model.heads import ProposalHead
-from model.reader import WeightReader
+from model.reader import WeightReader, WeightSource
 from model.rotary import Rotary
-from model.weights import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class Convolution:
 @dataclass(frozen=True)
 class DraftLayer:
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Linear
     q_norm: torch.Tensor
     k_norm: torch.Tensor
-    output: torch.Tensor
+    output: Linear
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
     attention_conv: Convolution | None
     mlp_conv: Convolution | None
 
@@ -125,13 +124,13 @@ class Drafter:
         self.local = tuple(kind == "sliding_attention" for kind in config.layer_types)
         kv_rows = 2 * config.num_kv_heads * config.head_dim
         # A copy of all layers' K and V rows: as one matrix they are read at full speed.
-        self._context_weight = torch.cat([layer.qkv[-kv_rows:] for layer in layers])
+        self._context_weight = torch.cat([layer.qkv.weight[-kv_rows:] for layer in layers])
         self._context_key_norms = torch.stack([layer.k_norm for layer in layers])
 
     @classmethod
     def load(
         cls,
-        files: WeightFiles,
+        source: WeightSource,
         config: DraftConfig,
         causal: tuple[bool, ...],
         embedding: torch.Tensor,
@@ -144,7 +143,6 @@ class Drafter:
         h, d, inner = config.hidden_size, config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
 
-        reader = WeightReader(files, embedding.device, embedding.dtype)
         vocabulary = embedding.shape[0]
 
         def convolution(name: str) -> Convolution | None:
@@ -162,36 +160,34 @@ class Drafter:
             heads = (("q", q), ("k", kv), ("v", kv))
             return DraftLayer(
                 input_norm=reader.tensor(f"{name}input_layernorm.weight", h),
-                qkv=reader.rows(h, *((f"{attention}{part}_proj.weight", rows) for part, rows in heads)),
+                qkv=Linear(reader.rows(h, *((f"{attention}{part}_proj.weight", rows) for part, rows in heads))),
                 q_norm=reader.tensor(f"{attention}q_norm.weight", d),
                 k_norm=reader.tensor(f"{attention}k_norm.weight", d),
-                output=reader.tensor(f"{attention}o_proj.weight", h, q),
+                output=Linear(reader.tensor(f"{attention}o_proj.weight", h, q)),
                 post_norm=reader.tensor(f"{name}post_attention_layernorm.weight", h),
-                gate_up=reader.rows(h, (f"{mlp}gate_proj.weight", inner), (f"{mlp}up_proj.weight", inner)),
-                down=reader.tensor(f"{mlp}down_proj.weight", h, inner),
+                gate_up=Linear(reader.rows(h, (f"{mlp}gate_proj.weight", inner), (f"{mlp}up_proj.weight", inner))),
+                down=Linear(reader.tensor(f"{mlp}down_proj.weight", h, inner)),
                 attention_conv=convolution(f"{name}attention_conv"),
                 mlp_conv=convolution(f"{name}mlp_conv"),
             )
 
-        selector = None
-        if config.selector_rank is not None:
+        def selector() -> Selector | None:
             rank = config.selector_rank
-            selector = Selector(
+            if rank is None:
+                return None
+            return Selector(
                 reader.tensor("candidate_selector.hidden_projection.weight", rank, h),
                 reader.tensor("candidate_selector.predecessor_codebook", vocabulary, rank),
                 reader.tensor("candidate_selector.successor_codebook", vocabulary, rank),
             )
-        return cls(
-            config,
-            causal,
-            reader.tensor("fc.weight", h, len(config.target_layer_ids) * h),
-            reader.tensor("hidden_norm.weight", h),
-            tuple(layer(i) for i in range(config.num_layers)),
-            reader.tensor("norm.weight", h),
-            selector,
-            embedding,
-            head,
-        )
+
+        with WeightReader(source, embedding.device, embedding.dtype) as reader:
+            feature = reader.tensor("fc.weight", h, len(config.target_layer_ids) * h)
+            context_norm = reader.tensor("hidden_norm.weight", h)
+            layers = tuple(layer(i) for i in range(config.num_layers))
+            final_norm = reader.tensor("norm.weight", h)
+            paths = selector()
+        return cls(config, causal, feature, context_norm, layers, final_norm, paths, embedding, head)
 
     # -------------------------------------------------------------------------------------------- context
 
@@ -299,7 +295,7 @@ class Drafter:
         following = [(layer.input_norm, layer.attention_conv) for layer in self.layers[1:]]
         branch = self._enter(x, self.layers[0].input_norm, self.layers[0].attention_conv)
         for index, (layer, after) in enumerate(zip(self.layers, [*following, (self.final_norm, None)], strict=True)):
-            qkv = linear(branch.input, layer.qkv).unflatten(-1, (-1, config.head_dim))
+            qkv = layer.qkv(branch.input).unflatten(-1, (-1, config.head_dim))
             q, k = head_norm_rotary(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_kv_heads, eps)
             v = qkv[..., -config.num_kv_heads :, :]
             keys, values = stores.planes(index)
@@ -308,7 +304,7 @@ class Drafter:
                 a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
             else:
                 a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
-            branch = self._leave(branch, linear(a.flatten(-2), layer.output), layer.post_norm, layer.mlp_conv)
+            branch = self._leave(branch, layer.output(a.flatten(-2)), layer.post_norm, layer.mlp_conv)
             branch = self._leave(branch, gated_mlp(branch.input, layer.gate_up, layer.down), *after)
         return branch.input
 

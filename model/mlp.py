@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from kernels.gated_mlp import gated_mlp
+from kernels.linear import Linear
 from kernels.moe import route, routed_experts
 from model.config import MoeConfig, TargetConfig
 from model.reader import WeightReader
@@ -17,8 +17,8 @@ from model.reader import WeightReader
 class DenseMlp:
     """`gate_up` [2 I, H], gate rows first; `down` [H, I]."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MoeMlp:
     gate_up: torch.Tensor
     down: torch.Tensor
     shared: DenseMlp
-    shared_gate: torch.Tensor
+    shared_gate: Linear
 
 
 def run_mlp(mlp: DenseMlp | MoeMlp, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def run_mlp(mlp: DenseMlp | MoeMlp, x: torch.Tensor) -> torch.Tensor:
     weights, experts = route(rows, mlp.router, mlp.top_k)
     routed = routed_experts(rows, weights, experts, mlp.gate_up, mlp.down)
     shared = gated_mlp(rows, mlp.shared.gate_up, mlp.shared.down)
-    return (routed + F.linear(rows, mlp.shared_gate).sigmoid() * shared).view_as(x)
+    return (routed + mlp.shared_gate(rows).sigmoid() * shared).view_as(x)
 
 
 def read_mlp(reader: WeightReader, prefix: str, config: TargetConfig) -> DenseMlp | MoeMlp:
@@ -56,14 +56,14 @@ def read_mlp(reader: WeightReader, prefix: str, config: TargetConfig) -> DenseMl
         gate_up=_read_gate_up(reader, name, moe, hidden),
         down=_read_down(reader, name, moe, hidden),
         shared=_read_dense(reader, f"{name}shared_expert.", hidden, moe.shared_intermediate_size),
-        shared_gate=reader.tensor(f"{name}shared_expert_gate.weight", 1, hidden),
+        shared_gate=Linear(reader.tensor(f"{name}shared_expert_gate.weight", 1, hidden)),
     )
 
 
 def _read_dense(reader: WeightReader, name: str, hidden: int, inner: int) -> DenseMlp:
     return DenseMlp(
-        reader.rows(hidden, (f"{name}gate_proj.weight", inner), (f"{name}up_proj.weight", inner)),
-        reader.tensor(f"{name}down_proj.weight", hidden, inner),
+        Linear(reader.rows(hidden, (f"{name}gate_proj.weight", inner), (f"{name}up_proj.weight", inner))),
+        Linear(reader.tensor(f"{name}down_proj.weight", hidden, inner)),
     )
 
 

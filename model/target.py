@@ -22,15 +22,15 @@ from kernels import gated_delta_net as gdn
 from kernels.delta_gates import gates
 from kernels.delta_prefill import prefill
 from kernels.head import head_scores
+from kernels.linear import Linear
 from kernels.norms import add_offset_rms_norm, gated_rms_norm, offset_rms_norm
 from kernels.paged_attention import paged_attention
 from kernels.place_heads import place_heads, queries_and_gates
 from kernels.short_convolution import advance_histories, short_convolution
 from model.config import TargetConfig
 from model.mlp import DenseMlp, MoeMlp, read_mlp, run_mlp
-from model.reader import WeightReader
+from model.reader import WeightReader, WeightSource
 from model.rotary import Rotary
-from model.weights import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -99,20 +99,24 @@ class Forward:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    qkv: torch.Tensor
-    output: torch.Tensor
+    """`qkv` [2 Hq D + 2 Hkv D, H]: q and gate of each query head, then k, then v; `output` [H, Hq D]."""
+
+    qkv: Linear
+    output: Linear
     q_norm: torch.Tensor
     k_norm: torch.Tensor
 
 
 @dataclass(frozen=True)
 class DeltaNetWeights:
-    projection: torch.Tensor
+    """`projection` [C + Hv Dv + 2 Hv, H]: q | k | v, z, b and a; `output` [H, Hv Dv]."""
+
+    projection: Linear
     convolution: torch.Tensor
     a_log: torch.Tensor
     dt_bias: torch.Tensor
     norm: torch.Tensor
-    output: torch.Tensor
+    output: Linear
 
 
 @dataclass(frozen=True)
@@ -146,15 +150,13 @@ class Target:
     @classmethod
     def load(
         cls,
-        files: WeightFiles,
+        source: WeightSource,
         config: TargetConfig,
         public_rows: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> Target:
         """Reads all tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
-
-        reader = WeightReader(files, device, dtype)
 
         def block(i: int) -> Block:
             prefix = f"layers.{i}."
@@ -167,15 +169,12 @@ class Target:
             )
 
         vocabulary = (config.vocab_size, config.hidden_size)
-        embedding = reader.tensor("embed_tokens.weight", *vocabulary)
-        return cls(
-            config,
-            embedding,
-            tuple(block(i) for i in range(config.num_layers)),
-            reader.tensor("norm.weight", config.hidden_size),
-            embedding if config.tie_embeddings else reader.tensor("lm_head.weight", *vocabulary),
-            public_rows,
-        )
+        with WeightReader(source, device, dtype) as reader:
+            embedding = reader.tensor("embed_tokens.weight", *vocabulary)
+            blocks = tuple(block(i) for i in range(config.num_layers))
+            final_norm = reader.tensor("norm.weight", config.hidden_size)
+            head = embedding if config.tie_embeddings else reader.tensor("lm_head.weight", *vocabulary)
+        return cls(config, embedding, blocks, final_norm, head, public_rows)
 
     # -------------------------------------------------------------------------------------------- forward passes
 
@@ -183,9 +182,12 @@ class Target:
         """One row's chunk, all of its columns live: writes K/V and advances recurrent state and history in place."""
         return self._forward(columns, state, taps, advance=True)
 
-    def verify(self, columns: Columns, state: TargetState, taps: tuple[int, ...] = ()) -> Forward:
-        """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records."""
-        return self._forward(columns, state, taps, advance=False)
+    def verify(
+        self, columns: Columns, state: TargetState, taps: tuple[int, ...] = (), records: gdn.Records | None = None
+    ) -> Forward:
+        """Up to W columns a row, valid[b] live: writes K/V beyond the frontier, changes no image, returns records: in
+        those that are given, if any."""
+        return self._forward(columns, state, taps, advance=False, records=records)
 
     def commit(self, records: gdn.Records, counts: torch.Tensor, slots: torch.Tensor, state: TargetState) -> None:
         """Folds the first counts[b] recorded columns into the images `slots`; counts[b] = 0 changes nothing."""
@@ -196,12 +198,19 @@ class Target:
         """`hidden` [..., H] -> FP32 [..., public rows]: rows above the public vocabulary are never chosen."""
         return head_scores(hidden, self.head, self.public_rows)
 
-    def _forward(self, columns: Columns, state: TargetState, taps: tuple[int, ...], advance: bool) -> Forward:
+    def _forward(
+        self,
+        columns: Columns,
+        state: TargetState,
+        taps: tuple[int, ...],
+        advance: bool,
+        records: gdn.Records | None = None,
+    ) -> Forward:
         config = self.config
         x = self._embedded(columns)
         tables = self.rotary.tables(columns.rotary_positions)
         tapped: dict[int, torch.Tensor] = {}
-        records = self._new_records(columns, 1 if advance else len(config.gdn_layers))
+        records = records or self._new_records(columns, 1 if advance else len(config.gdn_layers))
         next_norms = (*(block.input_norm for block in self.blocks[1:]), self.final_norm)
         full_layers = delta_layers = 0
         n = offset_rms_norm(x, self.blocks[0].input_norm, config.rms_norm_eps)
@@ -244,11 +253,11 @@ class Target:
         config = self.config
         keys, values = state.keys[:, layer], state.values[:, layer]
         extents = (columns.page_table, columns.start, columns.valid)
-        projected = F.linear(n, weights.qkv)
+        projected = weights.qkv(n)
         q = place_heads(projected, weights.q_norm, weights.k_norm, *tables, keys, values, *extents, config.rms_norm_eps)
         _, gate = queries_and_gates(projected, config.num_heads, config.head_dim)
         out = paged_attention(q, gate, keys, values, *extents, config.head_dim**-0.5)
-        return F.linear(out.flatten(-2), weights.output)
+        return weights.output(out.flatten(-2))
 
     def _delta_net(
         self,
@@ -263,9 +272,7 @@ class Target:
         config = self.config
         values_width = config.gdn_value_heads * config.gdn_value_dim
         heads = config.gdn_value_heads
-        projected, z, b, a = F.linear(n, weights.projection).split(
-            (config.conv_channels, values_width, heads, heads), dim=-1
-        )
+        projected, z, b, a = weights.projection(n).split((config.conv_channels, values_width, heads, heads), dim=-1)
         kept = 0 if advance else layer
         mixed, g, beta = records.mixed[kept], records.g[kept], records.beta[kept]
         histories, recurrent = state.history[:, layer], state.recurrent[:, layer]
@@ -278,7 +285,7 @@ class Target:
             out = gdn.verify(mixed, g, beta, recurrent, columns.slots, columns.valid)
         z = z.unflatten(-1, (heads, config.gdn_value_dim))
         normed = gated_rms_norm(out, z, weights.norm, config.rms_norm_eps)
-        return F.linear(normed.flatten(-2), weights.output)
+        return weights.output(normed.flatten(-2))
 
 
 def _read_attention(reader: WeightReader, prefix: str, config: TargetConfig) -> AttentionWeights:
@@ -287,8 +294,8 @@ def _read_attention(reader: WeightReader, prefix: str, config: TargetConfig) -> 
     name = f"{prefix}self_attn."
     parts = ((f"{name}q_proj.weight", 2 * q), (f"{name}k_proj.weight", kv), (f"{name}v_proj.weight", kv))
     return AttentionWeights(
-        qkv=reader.rows(h, *parts),
-        output=reader.tensor(f"{name}o_proj.weight", h, q),
+        qkv=Linear(reader.rows(h, *parts)),
+        output=Linear(reader.tensor(f"{name}o_proj.weight", h, q)),
         q_norm=reader.tensor(f"{name}q_norm.weight", d),
         k_norm=reader.tensor(f"{name}k_norm.weight", d),
     )
@@ -305,10 +312,10 @@ def _read_delta_net(reader: WeightReader, prefix: str, config: TargetConfig) -> 
         (f"{name}in_proj_a.weight", heads),
     )
     return DeltaNetWeights(
-        projection=reader.rows(h, *parts),
+        projection=Linear(reader.rows(h, *parts)),
         convolution=reader.tensor(f"{name}conv1d.weight", channels, 1, config.conv_kernel)[:, 0],
         a_log=reader.tensor(f"{name}A_log", heads, dtype=torch.float32),
         dt_bias=reader.tensor(f"{name}dt_bias", heads, dtype=torch.float32),
         norm=reader.tensor(f"{name}norm.weight", config.gdn_value_dim),
-        output=reader.tensor(f"{name}out_proj.weight", h, values),
+        output=Linear(reader.tensor(f"{name}out_proj.weight", h, values)),
     )

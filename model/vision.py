@@ -84,14 +84,12 @@ class Tower:
         cls, files: WeightFiles, config: VisionConfig, rules: MediaRules, device: torch.device, dtype: torch.dtype
     ) -> Tower:
         """Reads all `visual.` tensors by their Hugging Face names. Raises ModelError for a missing or misshapen one."""
-        reader = WeightReader(files, device, dtype)
 
         def affine(name: str, *shape: int) -> Affine:
             weight = reader.tensor(f"visual.{name}.weight", *shape)
             return Affine(weight, reader.tensor(f"visual.{name}.bias", shape[0]))
 
         width, inner, merged = config.hidden_size, config.intermediate_size, config.hidden_size * config.merge**2
-        patch = affine("patch_embed.proj", width, 3, config.temporal_patch, config.patch, config.patch)
 
         def block(i: int) -> VisionBlock:
             name = f"blocks.{i}"
@@ -104,18 +102,16 @@ class Tower:
                 fc2=affine(f"{name}.mlp.linear_fc2", width, inner),
             )
 
-        return cls(
-            config,
-            rules,
-            Affine(patch.weight.flatten(1), patch.bias),
-            reader.tensor("visual.pos_embed.weight", config.position_side**2, width),
-            tuple(block(i) for i in range(config.depth)),
-            Merger(
+        with WeightReader(files, device, dtype) as reader:
+            patch = affine("patch_embed.proj", width, 3, config.temporal_patch, config.patch, config.patch)
+            positions = reader.tensor("visual.pos_embed.weight", config.position_side**2, width)
+            blocks = tuple(block(i) for i in range(config.depth))
+            merger = Merger(
                 affine("merger.norm", width),
                 affine("merger.linear_fc1", merged, merged),
                 affine("merger.linear_fc2", config.output_size, merged),
-            ),
-        )
+            )
+        return cls(config, rules, Affine(patch.weight.flatten(1), patch.bias), positions, blocks, merger)
 
     def encode(self, item: MediaItem) -> torch.Tensor:
         """[item.embeddings, H]: frame by frame, each by rows. A pure function of the item."""

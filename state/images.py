@@ -14,8 +14,9 @@ from state.rings import DraftRings
 class ImagePool:
     """A fixed number of images. Running lanes and checkpoints hold one slot each; slots are never shared.
 
-    Planes: `gdn` [slots, Lg, Hv, Dk, Dv] FP32, `conv` [slots, Lg, C, history], `hidden` [slots, H] (continuation
-    hidden of token F-1), `rings` (K and V of local draft layers).
+    Planes: `gdn` [slots + 1, Lg, Hv, Dk, Dv] FP32, `conv` [slots + 1, Lg, C, history], `hidden` [slots + 1, H]
+    (continuation hidden of token F-1), `rings` (K and V of local draft layers). Nobody ever holds the last slot,
+    `dead`: a batch's rows that no sequence is in stand there.
     """
 
     name = "images"
@@ -23,14 +24,14 @@ class ImagePool:
     def __init__(self, geometry: StateGeometry, slots: int, device: torch.device | str = "cpu") -> None:
         if slots < 1:
             raise StateError(f"{self.name}: a pool of {slots} slots, must have at least 1")
-        g = geometry
-        gdn_shape = (slots, g.gdn_layers, g.gdn_heads, g.gdn_key_dim, g.gdn_value_dim)
+        g, places = geometry, slots + 1
+        gdn_shape = (places, g.gdn_layers, g.gdn_heads, g.gdn_key_dim, g.gdn_value_dim)
         self.gdn = torch.zeros(gdn_shape, dtype=torch.float32, device=device)
-        conv_shape = (slots, g.gdn_layers, g.conv_channels, g.conv_history)
+        conv_shape = (places, g.gdn_layers, g.conv_channels, g.conv_history)
         self.conv = torch.zeros(conv_shape, dtype=g.conv_dtype, device=device)
-        self.hidden = torch.zeros((slots, g.hidden_size), dtype=g.hidden_dtype, device=device)
+        self.hidden = torch.zeros((places, g.hidden_size), dtype=g.hidden_dtype, device=device)
         self.rings = DraftRings(
-            slots,
+            places,
             g.ring_layers,
             g.window,
             g.draft_kv_heads,
@@ -46,6 +47,11 @@ class ImagePool:
     def slots(self) -> int:
         """Images in all, free or not."""
         return len(self._used)
+
+    @property
+    def dead(self) -> int:
+        """The slot of nobody."""
+        return self.slots
 
     @property
     def free(self) -> int:

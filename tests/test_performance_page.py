@@ -16,11 +16,11 @@ def microseconds(ms: float | None) -> str:
     return f"{ms * 1e3:.1f}" if ms < 0.00995 else f"{ms * 1e3:,.0f}"
 
 
-def measured(name: str) -> dict[tuple[str, str, str, int], list[str]]:
-    """Cells of the page by operator, model, columns and lanes."""
+def measured(name: str) -> dict[tuple[str, str, str, str, int], list[str]]:
+    """Cells of the page by operator, model, columns, context and lanes."""
     rows: list[dict[str, Any]] = json.loads((ROOT / "bench/results" / name).read_text())["rows"]
     return {
-        (row["op"], row["model"], f"{row.get('W', row.get('Q')):,}", row["B"]): [
+        (row["op"], row["model"], f"{row.get('W', row.get('Q')):,}", f"{row['context']:,}", row["B"]): [
             microseconds(row[time]) for time in ("ms", "floor_ms", "torch_ms" if "torch_ms" in row else "peer_ms")
         ]
         for row in rows
@@ -32,6 +32,7 @@ def test_every_row_of_the_table_of_kernels_is_in_a_results_file() -> None:
     section = (ROOT / "docs/performance.md").read_text().split("## ")[1]
     table = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
     assert {row[0] for row in table} == {op for op, *_ in files}
-    for op, model, columns, *cells in table:
+    for op, model, columns, context, *cells in table:
         missing = ["-"] * 3
-        assert cells == [x for lanes in (1, 8) for x in files.get((op, model, columns, lanes), missing)], op
+        found = [files.get((op, model, columns, context, lanes), missing) for lanes in (1, 8)]
+        assert found != [missing] * 2 and cells == [x for times in found for x in times], op

@@ -66,6 +66,7 @@ from deployment.engine.pacing import PrefillPacer
 from deployment.engine.pools import state_memory
 from deployment.engine.publication import Preview, finished, preview, publish, tell
 from deployment.engine.round import Executor
+from deployment.engine.round_shape import Shapes
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
 from deployment.engine.validation import check_submit
@@ -96,21 +97,24 @@ class Engine:
         self._clock = clock
         self.memory = state_memory(models, options)
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
-        self._executor = Executor(models, self.memory, options.lanes, draft_tokens, options.media_cache_bytes)
+        shapes, captures = Shapes.on(models.device, draft_tokens), options.capture != "never"
+        self._executor = Executor(models, self.memory, options.lanes, shapes, options.media_cache_bytes, captures)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, options, self.memory, self._sessions, clock, durable)
-        policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
+        policy = ImagePolicy.of(models.geometry, options.slice_tokens, options.image_min_tokens)
         self._captures = Captures(
             self.memory, self._sessions, policy, lambda lane: self._executor.catch_up([lane]), emit
         )
         self._admission = Admission(models, self.memory, self._sessions)
         self._scheduler = Scheduler(options)
-        self._pacer = PrefillPacer(options.prefill_chunk, options.max_stall_ms)
+        self._pacer = PrefillPacer(options.slice_tokens, options.max_stall_ms)
         self._known_media = KnownMedia()
         self._lanes: list[Lane] = []
         self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
         self._over: set[str] = set()  # turns that ended before the one that they follow
+        if options.capture == "start":
+            self._executor.capture()
 
     @property
     def idle(self) -> bool:

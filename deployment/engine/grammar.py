@@ -103,6 +103,11 @@ class Grammars:
         self._public = _bits_of(range(public_rows), self._words)
         self._compiler = GrammarCompiler(tokenizer, self._rows, self._end_ids)
 
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of a mask over the vocabulary."""
+        return 4 * self._words
+
     def warm(self) -> None:
         """Loads what the first turn with a grammar would wait for. Raises EngineError if it is missing."""
         self._compiler.warm("response_format")

@@ -1,4 +1,4 @@
-"""What does the target say of given tokens? Log-probabilities of what a turn published, and of its prompt.
+"""What does the target say of given tokens? Log-probabilities of a turn's prompt, and of what it published.
 
 They are of the raw logits over the public rows, before any control (decision 12).
 """
@@ -13,20 +13,11 @@ from deployment.engine.lane import Lane
 from deployment.engine.messages import TokenLogprob
 from kernels.logprobs import token_logprobs
 
+MAX_LOGPROBS = 20
+"""Alternatives that a turn may ask for beside each token."""
+
 PROMPT_ROWS = 64
 """Positions of a prompt that have logits at the same time: 64 MB in FP32 at a vocabulary of 250k."""
-
-
-def licensed_logprobs(
-    lanes: Sequence[Lane], logits: torch.Tensor, licensed: Sequence[Sequence[int]]
-) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Of each lane's licensed tokens, from raw `logits` FP32 [B, W, V]; empty for a lane that asked for none or
-    that has no token."""
-    told: list[tuple[TokenLogprob, ...]] = []
-    for row, (lane, tokens) in enumerate(zip(lanes, licensed, strict=True)):
-        k = lane.submit.sampling.logprobs
-        told.append(() if k is None or not tokens else _told(logits[row, : len(tokens)], tokens, k))
-    return tuple(told)
 
 
 def prompt_logprobs(
@@ -49,5 +40,16 @@ def prompt_logprobs(
 def _told(logits: torch.Tensor, tokens: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
     """`logits` FP32 [R, V] of R tokens, with the `k` best of each."""
     own, ids, best = token_logprobs(logits, torch.tensor(tokens, device=logits.device), k)
-    rows = zip(tokens, own.tolist(), ids.tolist(), best.tolist(), strict=True)
-    return tuple(TokenLogprob(t, p, tuple(zip(i, b, strict=True))) for t, p, i, b in rows)
+    return scored(tokens, own.tolist(), ids.tolist(), best.tolist(), k)
+
+
+def scored(
+    tokens: Sequence[int],
+    own: Sequence[float],
+    ids: Sequence[Sequence[int]],
+    best: Sequence[Sequence[float]],
+    k: int,
+) -> tuple[TokenLogprob, ...]:
+    """Of each token its own log-probability and the first `k` of the best, of which there may be more."""
+    rows = zip(tokens, own, ids, best, strict=False)
+    return tuple(TokenLogprob(t, p, tuple(zip(i[:k], b[:k], strict=True))) for t, p, i, b in rows)

@@ -9,6 +9,7 @@ from typing import Literal
 from deployment.engine.drafting import Steps, check_steps
 
 Backend = Literal["none", "dflash", "dflash2"]
+Capture = Literal["start", "lazily", "never"]
 
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 
@@ -24,7 +25,8 @@ class EngineOptions:
     checkpoints kept on the device beside the lanes. `image_min_tokens`: a turn leaves an image only for more tokens
     than that since the nearest kept one (None: as many as cost as much to prefill as an image costs to keep, 512 for
     one of 187 MiB, 0 for a small model). `pages`: pages of 64 tokens in each pool (None: every lane at full context,
-    and half as much for checkpoints). `prefill_chunk`: tokens of one prefill slice. `draft_causal`: overrides what the
+    and half as much for checkpoints). `prefill_chunk`: tokens of one prefill slice (None: 512 on a CPU, 2048
+    on a card, which needs so many for its speed). `draft_causal`: overrides what the
     drafter's checkpoint says or leaves unsaid about causality inside the block (decision 1). `proposal_head`: an index
     file of the token ids that may be proposed (None: all public ones). `yarn_factor`: 1 to 4, stretches the target's
     positions by YaRN. `public_rows`: rows of the vocabulary that may be chosen (None: highest token id known to the
@@ -49,6 +51,8 @@ class EngineOptions:
     `durable`: where sessions become durable, an absolute path or a URL (None: nowhere), and `durable_bytes`, how much
     all who use that place may keep there.
     `own_process`: the engine runs in a process of its own (None: on a card it does, on a CPU it is a thread).
+    `capture`: when a card's rounds are captured as graphs: all that are to be expected before the engine is ready, each
+    when it first comes, or never.
     `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
     hunting faults, since it takes time in proportion to pages and images.
     """
@@ -65,7 +69,7 @@ class EngineOptions:
     images: int = 64
     image_min_tokens: int | None = None
     pages: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     draft_causal: Literal["auto", "true", "false"] = "auto"
     proposal_head: Path | None = None
     yarn_factor: float | None = None
@@ -85,6 +89,7 @@ class EngineOptions:
     durable: str | None = None
     durable_bytes: int = 64 << 30
     own_process: bool | None = None
+    capture: Capture = "start"
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
@@ -110,6 +115,11 @@ class EngineOptions:
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
         self.cluster_key()
+
+    @property
+    def slice_tokens(self) -> int:
+        """Tokens of one prefill slice, at most."""
+        return self.prefill_chunk or (512 if self.device == "cpu" else 2048)
 
     @property
     def in_process(self) -> bool:

@@ -1,7 +1,7 @@
 """How much of which prompt is prefilled before the lanes that decode get their next round? No tensors, no clock.
 
 A slice lasts about `max_stall_ms` while lanes decode, going by the speed of the slices before; with nobody decoding
-it has `prefill_chunk` tokens. Slices end at whole pages where they can, so that where a prompt is cut does not change
+it has `chunk` tokens. Slices end at whole pages where they can, so that where a prompt is cut does not change
 how the recurrence is blocked, whatever the clock said.
 
 Between several prompts the shortest rest goes first, interactive before background: the mean time to the first token

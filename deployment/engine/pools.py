@@ -14,7 +14,8 @@ from state.geometry import StateGeometry, pages_for
 from state.memory import StateMemory
 
 FREE_PERCENT = 90
-"""Of what is free beside the weights, pools may have that much: the rest is for activations."""
+"""Of what is free beside the weights, pools may have that much: the rest is for activations, a round's buffers and
+graphs, and the one image that nobody holds."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,82 +1,152 @@
 """Execution: prefill chunks and decode rounds over the engine's memory. No scheduling, no publication.
 
-    round    append   pending features of the last commit -> draft context        (now it reaches F)
-             propose  [anchor, MASK x K] -> drafts, and q for DFlash2
-             verify   target over the live columns, features captured, images unchanged; grammar masks on the host
-             accept   licensed tokens
-    commit   Fold of N records, convolution history, continuation hidden, frontier F + N; N features become pending
+    round    append, propose, verify, accept       segments of the device (`deployment/engine/segments.py`)
+             while the target verifies: grammar masks on the host
+             one copy back: licensed tokens
+    commit   the segment of that name, N columns of each row
 
-Two extents, never one: columns the drafter computes (DFlash: Q = P + 1, DFlash2: W = K + 1) and columns the target
-verifies (Q). A CPU runs this eagerly; the same functions are captured on a GPU later.
-
-Source: specification (verification, commit, extents); decisions 6, 7 and 14.
+What a round needs to know of its rows goes to the device in one copy ahead of the segments, what it licensed comes back
+in one behind them; in between the host asks for nothing but the drafts of rows that have a grammar.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 
-from deployment.engine.controls import row_penalties, row_sampling, token_masks
-from deployment.engine.drafting import DraftTokens
+from deployment.engine.buffers import BufferSizes, RoundBuffers
+from deployment.engine.controls import masked_rows, traits_of, write_masks
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar import Grammars, Masks
+from deployment.engine.graphs import Graphs, Runs, eagerly
+from deployment.engine.histories import Histories
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
-from deployment.engine.logprobs import licensed_logprobs, prompt_logprobs
+from deployment.engine.logprobs import prompt_logprobs, scored
 from deployment.engine.media_cache import MediaCache
 from deployment.engine.messages import TokenLogprob
 from deployment.engine.placing import item_of
+from deployment.engine.round_rows import RowMaker
+from deployment.engine.round_shape import GREEDY, SAMPLED, RoundShape, Shapes, Traits
+from deployment.engine.segments import Segments
 from deployment.engine.transfer import on_device
-from kernels.acceptance import Proposal, RowSampling, accept, choose
-from kernels.penalties import adjust_logits
-from model.drafter import DraftContext, DraftRows
+from model.drafter import DraftRows
 from model.media_positions import media_positions
 from model.placeholders import inserted
-from model.target import Columns, Forward, Inserted, TargetState
+from model.target import Columns, Inserted
+from state.geometry import pages_for
 from state.memory import UNSETTLED, StateMemory
+
+logger = logging.getLogger(__name__)
+
+FIRST_TOKEN = RoundShape(rows=1, pending=0, drafts=0, width=1)
+"""A round of one column that the target has seen already."""
 
 
 @dataclass(frozen=True)
 class ExecutedRound:
     """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, `logprobs[i]` has an
-    entry for each of them if the lane asked. `forward` holds the records, hidden and features that a commit needs.
-    `dead_ends`: lanes whose grammar allows nothing after what they licensed."""
+    entry for each of them if the lane asked. `number`: which round it was; what its commit needs lies in the buffers
+    until the next one. `dead_ends`: lanes whose grammar allows nothing after what they licensed."""
 
     lanes: tuple[Lane, ...]
     licensed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    forward: Forward
+    number: int
+    shape: RoundShape
     dead_ends: tuple[tuple[Lane, EngineError], ...] = ()
 
 
 class Executor:
-    """Runs models over state. `lanes` is the largest number of rows a round can have; `draft_tokens` says what K is
-    for how many of them; `media_bytes`: of what the tower made, to be kept."""
+    """Runs models over state. `lanes` is the largest number of lanes a round can have, and `shapes` are what its rounds
+    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs."""
 
     def __init__(
-        self, models: Models, memory: StateMemory, lanes: int, draft_tokens: DraftTokens, media_bytes: int
+        self,
+        models: Models,
+        memory: StateMemory,
+        lanes: int,
+        shapes: Shapes,
+        media_bytes: int,
+        captures: bool = True,
     ) -> None:
         self._models = models
-        self._draft_tokens = draft_tokens
         self._memory = memory
         self._device = models.device
+        self._media = MediaCache(models.vision.tower.encode, media_bytes) if models.vision is not None else None
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
-        self._state = TargetState(memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv)
-        vision, drafter = models.vision, models.drafter
-        self._media = MediaCache(vision.tower.encode, media_bytes) if vision is not None else None
-        self._context: DraftContext | None = None
-        self._pending = torch.empty(0)
-        if drafter is not None:
-            rings, pages = memory.images.rings, memory.draft
-            page_keys, page_values = (pages.keys, pages.values) if pages else (None, None)
-            self._context = DraftContext(rings.keys, rings.values, page_keys, page_values)
-            width = draft_tokens.most + 1
-            features = len(models.taps) * models.geometry.hidden_size
-            self._pending = torch.zeros(lanes, width, features, dtype=models.dtype, device=self._device)
+        self._graphs = Graphs(models.device) if models.device.type == "cuda" and captures else None
+        self._runs: Runs = self._graphs or eagerly
+        # a mixture of experts asks the device which of them it needs
+        self._target_runs = self._runs if self._graphs is None or models.target.config.moe is None else eagerly
+        self._shapes = shapes
+        self._lanes = lanes
+        self._lay_out()
+        self._round = 0
+
+    def _lay_out(self) -> None:
+        """Allocates what rounds of these shapes need."""
+        models, drafter, vocabulary = self._models, self._models.drafter, self._models.target.public_rows
+        sizes = BufferSizes(
+            lanes=self._lanes,
+            rows=self._shapes.most_rows(self._lanes),
+            width=self._shapes.most_width,
+            cells=self._shapes.most_cells(self._lanes),
+            features=len(models.taps) * models.geometry.hidden_size if drafter is not None else 0,
+            candidates=drafter.config.selector_top_k or 0 if drafter is not None else 0,
+            pages=pages_for(models.context),
+            mask_bytes=self.grammars.mask_bytes,
+        )
+        self._buffers = RoundBuffers(sizes, models.geometry, self._device)
+        self._histories = Histories(self._lanes, vocabulary, self._device)
+        self._segments = Segments(models, self._memory, self._buffers, self._histories)
+        self._rows = RowMaker(self._histories, vocabulary, self._memory.images.dead, self._lanes)
+
+    # ------------------------------------------------------------------------------------------------ capture
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """Captures the segments of all rounds that are to be expected, and says what that took. They run once each,
+        over rows of padding. Without graphs there is nothing to do."""
+        if self._graphs is None:
+            return
+        torch.cuda.empty_cache()
+        begun, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
+        for shape in self._shapes.expected(self._lanes):
+            self._rehearse(shape)
+        self._rehearse(FIRST_TOKEN)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # of what ran once before it was captured
+        logger.info(
+            "%d graphs for up to %d lanes, captured in %.1f s: %.1f MiB for them, %.1f MiB for a round's buffers",
+            self._graphs.count,
+            self._lanes,
+            time.perf_counter() - begun,
+            (torch.cuda.memory_reserved(self._device) - before) / (1 << 20),
+            self._buffers.size / (1 << 20),
+        )
+
+    def _rehearse(self, shape: RoundShape) -> None:
+        """A round in which no lane is."""
+        self._buffers.ingress.send(self._rows.rows([], [], None, shape.rows))
+        self._buffers.counts.place().fill(0)
+        self._buffers.counts.send()
+        whole = shape is not FIRST_TOKEN
+        if whole:
+            self._append([], shape)
+            self._verify(shape)
+            self._commit(shape)
+        for wanted in (GREEDY, SAMPLED):
+            traits = self._shapes.traits(wanted, shape.rows, self._models.target.public_rows)
+            self._propose(shape, traits)
+            self._judge(shape, traits)
 
     # ------------------------------------------------------------------------------------------------ prefill
 
@@ -86,26 +156,28 @@ class Executor:
         what the lane asked to know of its prompt and does not know yet: tokens [scored, end], as far as they are."""
         start = lane.frontier
         ids = torch.tensor([lane.ledger[start:end]], device=self._device)
+        slots = self._int([lane.memory.slot])
         columns = Columns(
             ids,
             self._int([start]),
             self._int([end - start]),
-            self._page_table([lane]),
-            self._slots([lane]),
+            self._int([lane.memory.pages]),
+            slots,
             *self._shown(lane, start, end),
         )
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
-        forward = self._models.target.prefill(columns, self._state, self._models.taps)
+        forward = self._models.target.prefill(columns, self._segments.state, self._models.taps)
         self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
-        if self._models.drafter is not None and self._context is not None and forward.features is not None:
+        context = self._segments.context
+        if self._models.drafter is not None and context is not None and forward.features is not None:
             skipped = self._models.drafter.first_kept(end - start)
             self._models.drafter.append_context(
                 forward.features[:, skipped:],
                 columns.start + skipped,
                 columns.valid - skipped,
-                self._draft_rows([lane]),
-                self._context,
+                DraftRows(slots, self._int([lane.memory.draft_pages])),
+                context,
             )
         told = prompt_logprobs(lane, forward.hidden[0], start, self._models.target.logits)
         if self._device.type == "cuda":
@@ -130,83 +202,152 @@ class Executor:
         masks = self.grammars.masks([lane], [()], 1)
         if masks is not None and masks.dead:
             raise masks.dead[0][1]
-        hidden = self._memory.images.hidden[lane.memory.slot]
-        logits = self._models.target.logits(hidden)[None, None]
-        controlled = self._controlled([lane], logits, None, masks)
-        token = int(choose(controlled, self._int([[lane.frontier - 1]]), self._sampling([lane]))[0, 0])
-        return token, licensed_logprobs([lane], logits, [(token,)])[0]
+        shape = FIRST_TOKEN
+        traits = self._shapes.traits(traits_of([lane]), 1, self._models.target.public_rows)
+        self._round += 1
+        self._buffers.ingress.send(self._rows.rows([lane], [0], block=1, count=1, back=1))
+        self._buffers.hidden(1, 1).copy_(self._memory.images.hidden[lane.memory.slot])
+        self._accept([lane], shape, traits, masks)
+        (licensed,), _ = self._verdict(1, shape)
+        (logprobs,) = self._told([lane], [licensed], shape, traits)
+        return licensed[0], logprobs
 
     # ------------------------------------------------------------------------------------------------ rounds
 
     @torch.no_grad()
     def run(self, lanes: Sequence[Lane]) -> ExecutedRound:
         """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
-        self.catch_up(lanes)
-        sampling = self._sampling(lanes)
-        extents = [self._extent(lane, self._draft_tokens.of(len(lanes))) for lane in lanes]
-        frontier = self._int([lane.frontier for lane in lanes])
-        anchors = self._int([lane.anchor for lane in lanes])
-        extent = self._int(extents)
-        width = max(extents) + 1
-        proposal = self._propose(lanes, anchors, frontier, extent, width, sampling) if width > 1 else None
-
-        ids = anchors[:, None].repeat(1, width)  # columns beyond the live width repeat the anchor
-        if proposal is not None:
-            live = torch.arange(1, width, device=self._device) <= extent[:, None]
-            ids[:, 1:] = torch.where(live, proposal.drafts[:, : width - 1], ids[:, 1:])
+        self._round += 1
+        drafter = self._models.drafter
+        extents = [self._extent(lane, self._shapes.draft_tokens.of(len(lanes))) for lane in lanes]
+        whole_block = drafter is not None and drafter.selector is not None
+        shape = self._shapes.of(extents, [lane.pending for lane in lanes], whole_block)
+        traits = self._shapes.traits(traits_of(lanes), shape.rows, self._models.target.public_rows)
+        self._send(lanes, extents, shape, shape.drafts + 1 if whole_block else None)
+        self._append(lanes, shape)
+        self._propose(shape, traits)
         constrained = any(lane.matcher is not None for lane in lanes)
-        drafts = ids[:, 1:].tolist() if constrained else []  # before verify is launched: the copy must not wait for it
-        places = frontier + self._int([lane.rope_delta for lane in lanes])  # of the rotary; drafts go by ordinals
-        positions = places[:, None] + torch.arange(width, device=self._device)
-        columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes), positions)
-        forward = self._models.target.verify(columns, self._state, self._models.taps)
+        if constrained:  # before verify is launched: the copy must not wait for it
+            self._buffers.proposed.ask(shape.rows * shape.drafts)
+        self._verify(shape)
         masks = None
         if constrained:
-            live = [row[:count] for row, count in zip(drafts, extents, strict=True)]
-            masks = self.grammars.masks(lanes, live, width)
-        logits = self._models.target.logits(forward.hidden)
-        verdict = accept(self._controlled(lanes, logits, proposal, masks), proposal, extent, frontier, sampling)
-        accepted = verdict.accepted.tolist()
-        licensed = [tuple(row[: count + 1]) for row, count in zip(verdict.licensed.tolist(), accepted, strict=True)]
+            drafts = self._buffers.proposed.wait(shape.rows * shape.drafts).reshape(shape.rows, shape.drafts).tolist()
+            live = [row[:count] for row, count in zip(drafts, extents, strict=False)]
+            masks = self.grammars.masks(lanes, live, shape.width)
+        self._accept(lanes, shape, traits, masks)
+        licensed, accepted = self._verdict(len(lanes), shape)
         ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
-        logprobs = licensed_logprobs(lanes, logits, licensed)
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, forward, ends)
+        logprobs = self._told(lanes, licensed, shape, traits)
+        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, self._round, shape, ends)
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
-        """Adopts the first counts[i] input columns of each lane; 0 leaves a lane exactly as it was."""
-        lanes = done.lanes
-        for lane, kept in zip(lanes, counts, strict=True):
+        """Adopts the first counts[i] input columns of each lane; 0 leaves a lane exactly as it was. Raises RuntimeError
+        where another round has been run since."""
+        if done.number != self._round:
+            raise RuntimeError(f"round {done.number} can not be committed any more: {self._round} was run since")
+        for lane, kept in zip(done.lanes, counts, strict=True):
             if kept:
                 lane.memory.unsettle_image()
-        self._models.target.commit(done.forward.records, self._int(counts), self._slots(lanes), self._state)
-        for index, (lane, kept) in enumerate(zip(lanes, counts, strict=True)):
+        place = self._buffers.counts.place().view(np.int64)
+        place[: done.shape.rows] = 0
+        place[: len(counts)] = counts
+        self._buffers.counts.send()
+        self._commit(done.shape)
+        for lane, kept in zip(done.lanes, counts, strict=True):
             if kept == 0:
                 continue
-            self._memory.images.hidden[lane.memory.slot] = done.forward.hidden[index, kept - 1]
-            if done.forward.features is not None:
-                self._pending[lane.row, :kept] = done.forward.features[index, :kept]
-                lane.pending = kept
             lane.memory.settle(lane.frontier + kept)
-            if self._models.drafter is None:
+            if self._models.drafter is not None:
+                lane.pending = kept
+            else:
                 lane.memory.context_frontier = lane.memory.frontier
 
     @torch.no_grad()
     def catch_up(self, lanes: Sequence[Lane]) -> None:
         """Takes pending features into the draft context, so that it reaches the frontier of every lane."""
         lanes = [lane for lane in lanes if lane.pending]
-        if not lanes or self._models.drafter is None or self._context is None:
+        if not lanes:
             return
-        counts = [lane.pending for lane in lanes]
-        features = self._pending[[lane.row for lane in lanes], : max(counts)]
-        starts = [lane.memory.context_frontier for lane in lanes]
+        self._round += 1  # what the last round left for its commit is overwritten
+        pending = self._shapes.of([0] * len(lanes), [lane.pending for lane in lanes], False).pending
+        shape = RoundShape(self._shapes.bucket(len(lanes)), pending, drafts=0, width=1)
+        self._send(lanes, [0] * len(lanes), shape, block=None)
+        self._append(lanes, shape)
+
+    def _send(self, lanes: Sequence[Lane], extents: Sequence[int], shape: RoundShape, block: int | None) -> None:
+        """What the device must know of these lanes."""
+        for lane in lanes:
+            self._buffers.pages.write(lane.row, lane.memory, lane.memory.pages)
+            self._buffers.draft_pages.write(lane.row, lane.memory, lane.memory.draft_pages)
+        self._buffers.ingress.send(self._rows.rows(lanes, extents, block, shape.rows))
+
+    def _append(self, lanes: Sequence[Lane], shape: RoundShape) -> None:
+        if self._models.drafter is None or not shape.pending:
+            return
+        ends = [lane.memory.context_frontier + lane.pending for lane in lanes]
         for lane in lanes:
             lane.memory.context_frontier = UNSETTLED
-        start = self._int(starts)
-        self._models.drafter.append_context(features, start, self._int(counts), self._draft_rows(lanes), self._context)
-        for lane, before in zip(lanes, starts, strict=True):
-            lane.memory.context_frontier = before + lane.pending
-            lane.pending = 0
+        self._runs(("append", shape.rows, shape.pending), partial(self._segments.append, shape))
+        for lane, end in zip(lanes, ends, strict=True):
+            lane.memory.context_frontier, lane.pending = end, 0
+
+    def _accept(self, lanes: Sequence[Lane], shape: RoundShape, traits: Traits, masks: Masks | None) -> None:
+        """Asks for the verdict as well."""
+        if traits.penalised:
+            self._histories.follow(lanes)
+        if traits.masks:
+            count = len(masked_rows(lanes))
+            size = count * shape.width * self._buffers.sizes.mask_bytes
+            allowed = self._buffers.masks.place()[:size].reshape(count, shape.width, -1)
+            write_masks(lanes, masks, allowed)
+            self._buffers.masks.send(size)
+        self._judge(shape, traits)
+        self._buffers.verdict.ask(shape.rows * (shape.width + 1))
+
+    def _propose(self, shape: RoundShape, traits: Traits) -> None:
+        if shape.drafts:
+            key = ("propose", shape.rows, shape.drafts, traits.reproducible)
+            self._runs(key, partial(self._segments.propose, shape, traits))
+
+    def _verify(self, shape: RoundShape) -> None:
+        key = ("verify", shape.rows, shape.drafts, shape.width)
+        self._target_runs(key, partial(self._segments.verify, shape))
+
+    def _judge(self, shape: RoundShape, traits: Traits) -> None:
+        key = ("accept", shape.rows, shape.drafts, shape.width, traits)
+        self._runs(key, partial(self._segments.accept, shape, traits))
+
+    def _commit(self, shape: RoundShape) -> None:
+        self._runs(("commit", shape.rows, shape.width), partial(self._segments.commit, shape))
+
+    def _verdict(self, count: int, shape: RoundShape) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Licensed tokens, and accepted drafts, of the first `count` rows."""
+        columns = shape.rows * shape.width
+        numbers = self._buffers.verdict.wait(columns + shape.rows)
+        accepted = numbers[columns:][:count].tolist()
+        rows = numbers[:columns].reshape(shape.rows, shape.width)[:count].tolist()
+        return [tuple(row[: kept + 1]) for row, kept in zip(rows, accepted, strict=True)], accepted
+
+    def _told(
+        self, lanes: Sequence[Lane], licensed: Sequence[Sequence[int]], shape: RoundShape, traits: Traits
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Of each lane's licensed tokens; empty for a lane that asked for none or that has no token."""
+        if not traits.told:
+            return ((),) * len(lanes)
+        places = self._buffers.told.of(traits.told, shape.width, traits.alternatives)
+        own, ids, best = (place.tolist() for place in places)
+        told: list[tuple[TokenLogprob, ...]] = []
+        asking = 0
+        for lane, tokens in zip(lanes, licensed, strict=True):
+            most = lane.submit.sampling.logprobs
+            if most is None:
+                told.append(())
+                continue
+            told.append(scored(tokens, own[asking], ids[asking], best[asking], most))
+            asking += 1
+        return tuple(told)
 
     def _extent(self, lane: Lane, draft_tokens: int) -> int:
         """P: proposals that may be verified for a lane this round (decision 7), whose K is `draft_tokens`."""
@@ -218,55 +359,8 @@ class Executor:
         room = drafter.config.max_positions - lane.frontier - 1
         return max(0, min(draft_tokens, lane.tokens_left - 1, room))
 
-    def _propose(
-        self,
-        lanes: Sequence[Lane],
-        anchors: torch.Tensor,
-        frontier: torch.Tensor,
-        extent: torch.Tensor,
-        width: int,
-        sampling: RowSampling,
-    ) -> Proposal:
-        drafter = self._models.drafter
-        assert drafter is not None and self._context is not None
-        if drafter.selector is not None:
-            width = self._draft_tokens.of(len(lanes)) + 1
-            columns = torch.full_like(extent, width)
-        else:
-            columns = extent + 1
-        rows = self._draft_rows(lanes)
-        return drafter.propose(anchors, frontier, columns, width, rows, self._context, sampling)
-
-    # ------------------------------------------------------------------------------------------------ rows
-
     def _int(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return on_device(torch.tensor(values, dtype=torch.int64), self._device)
-
-    def _slots(self, lanes: Sequence[Lane]) -> torch.Tensor:
-        return self._int([lane.memory.slot for lane in lanes])
-
-    def _page_table(self, lanes: Sequence[Lane]) -> torch.Tensor:
-        return self._padded([lane.memory.pages for lane in lanes])
-
-    def _draft_rows(self, lanes: Sequence[Lane]) -> DraftRows:
-        return DraftRows(self._slots(lanes), self._padded([lane.memory.draft_pages for lane in lanes]))
-
-    def _padded(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
-        longest = max(len(table) for table in tables)
-        return self._int([[*table, *[0] * (longest - len(table))] for table in tables])
-
-    def _sampling(self, lanes: Sequence[Lane]) -> RowSampling:
-        return row_sampling(lanes, self._models.target.public_rows, self._device)
-
-    def _controlled(
-        self, lanes: Sequence[Lane], logits: torch.Tensor, proposal: Proposal | None, masks: Masks | None
-    ) -> torch.Tensor:
-        """`logits` FP32 [B, W, V] after bias, penalties and masks, each column with its own history."""
-        width, vocabulary = logits.shape[1:]
-        penalties = row_penalties(lanes, vocabulary, self._device)
-        allowed = token_masks(lanes, masks, width, vocabulary, self._device)
-        drafts = proposal.drafts if proposal is not None else self._int([[]] * len(lanes))
-        return adjust_logits(logits, drafts, penalties, allowed)
 
 
 def _cut_at_dead_ends(

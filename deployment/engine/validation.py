@@ -7,6 +7,7 @@ from typing import get_args
 
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
+from deployment.engine.logprobs import MAX_LOGPROBS
 from deployment.engine.messages import Priority, Resumed, Sampling, Submit, ThinkingBudget
 
 MAX_STOP_CHARACTERS = 1024
@@ -104,7 +105,7 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
         message = f"min_tokens is {sampling.min_tokens}, must be at least 0"
         raise EngineError(errors.INVALID_REQUEST, message, "min_tokens")
     for name in ("logprobs", "prompt_logprobs"):
-        value, most = getattr(sampling, name), min(20, public_rows)
+        value, most = getattr(sampling, name), min(MAX_LOGPROBS, public_rows)
         if value is not None and not 0 <= value <= most:
             raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be 0 to {most}", name)
 

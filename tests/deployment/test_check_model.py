@@ -13,8 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
+from deployment.check_operators import operator_rows
 from deployment.cli import app
+from deployment.engine.loading import DTYPES
 from model import DEMO
+from model.config import load_draft_config, load_target_config
 
 Json = dict[str, Any]
 
@@ -221,6 +224,53 @@ def test_yarn_stretches_the_positions(tmp_path: Path) -> None:
     result = check_model(directory, "--geometry-only", "--yarn-factor", "4")
     assert "1048576" in result.stdout and "YaRN factor 4" in result.stdout
     assert "yarn_factor is 5" in refused(directory, "--geometry-only", "--yarn-factor", "5")
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def operators(tmp_path: Path, target: Json, draft: Json | None = None, dtype: str = "bfloat16") -> dict[str, str]:
+    """What runs each operator, by its name."""
+    config = load_target_config(written(tmp_path / "target", target))
+    draft_config = None if draft is None else load_draft_config(written(tmp_path / "draft", draft))
+    return dict(operator_rows(config, draft_config, 248077, DTYPES[dtype]))
+
+
+def test_products_of_few_rows_with_a_deep_or_long_weight_are_streamed(tmp_path: Path) -> None:
+    rows = operators(tmp_path, *GEOMETRIES["27B, DFlash2"][:2])
+    streamed = "streaming up to 64 rows, cuBLAS above"
+    assert {name for name, kernel in rows.items() if kernel == streamed} == {
+        *("feed-forward: down [5120 x 17408]", "head", "drafter: features"),
+        *("drafter: down [5120 x 17408]", "drafter: head"),
+    }
+    assert rows["full attention: qkv [14336 x 5120]"] == rows["gated delta net: projection [16480 x 5120]"] == "cuBLAS"
+    assert rows["full attention: attention, gate"] == rows["drafter: selector"] == rows["acceptance"] == "triton"
+
+
+def test_fp32_has_no_streamed_products(tmp_path: Path) -> None:
+    assert set(operators(tmp_path, DENSE_27B, dtype="float32").values()) == {"cuBLAS", "triton"}
+
+
+def test_a_mixture_is_told_by_its_parts(tmp_path: Path) -> None:
+    rows = operators(tmp_path, MOE_35B)
+    assert rows["feed-forward: shared: gate up [1024 x 2048]"] == "cuBLAS"
+    assert {"feed-forward: router", "feed-forward: routed experts"} <= rows.keys()
+
+
+def test_a_head_that_a_kernel_refuses_is_told(tmp_path: Path) -> None:
+    rope = ROPE | {"mrope_section": [4, 4, 4]}
+    text = DENSE_27B["text_config"] | {"head_dim": 96, "rope_parameters": rope}
+    rows = operators(tmp_path, DENSE_27B | {"text_config": text})
+    told = rows["full attention: attention, gate"]
+    assert told == "refused: head: head dimension 96, must be a power of two of at least 16"
+    assert rows["gated delta net: verification"] == "triton"
+
+
+def test_the_command_tells_of_operators(tmp_path: Path) -> None:
+    result = check_model(written(tmp_path / "target", DENSE_27B), "--geometry-only")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "Operators on a card in bfloat16 (on a CPU: torch)" in lines
+    assert "feed-forward: down [5120 x 17408] streaming up to 64 rows, cuBLAS above" in lines
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -185,6 +185,7 @@ def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: A
         device=torch.device("cpu"),
         vision=None,
         drafter=None,
+        taps=(),
         draft_tokens=DRAFT_TOKENS,
         fingerprint=None,
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deployment.engine import round as rounds
+from deployment.engine import segments
 from deployment.engine.engine import Engine
 from deployment.engine.messages import Event, Finished, Sampling, Submit
 from deployment.engine.options import Backend
@@ -152,7 +152,7 @@ def test_the_law_is_that_of_the_controlled_target_under_a_mixture_of_controls() 
 def test_an_engine_that_accepts_one_draft_too_many_fails_the_same_test(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "accept", too_eager)
+    monkeypatch.setattr(segments, "accept", too_eager)
     tokens, _ = generated(name, PLAIN, TURNS // 4)
     assert max(p_values(tokens, PLAIN)) < 1e-6
 

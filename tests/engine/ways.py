@@ -104,15 +104,15 @@ class World:
         self.elsewhere.call(Drop("d", "s"))
         start = case.frontier - case.committed
         known = undisturbed(start)
-        executor: Any = self.source.engine._executor
-        propose = executor._propose
-        executor._propose = Planted(propose, known[start + 1 : case.frontier])
+        drafter: Any = self.source.engine.models.drafter
+        propose = drafter.propose
+        drafter.propose = Planted(propose, known[start + 1 : case.frontier])
         try:
             finished = self.source.run(
                 known[:start], session="s", tenant=new_tenant(), max_tokens=case.committed + 1, ignore_eos=True
             )
         finally:
-            executor._propose = propose
+            drafter.propose = propose
         assert finished.rounds == (case.committed - 1,) and finished.frontier == case.frontier, case
         assert known[:start] + finished.token_ids == known[: case.frontier + 1], "the turn was not what never stopped"
         return known[: case.frontier + 1]

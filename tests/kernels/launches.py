@@ -165,9 +165,14 @@ def acceptance() -> list[Callable[[], object]]:
     sampling = RowSampling(heat, rows(), heat, rows(), rows(), heat, tensor(B, dtype=torch.bool))
     per_token = tensor(B, PUBLIC, dtype=FP32), tensor(B, PUBLIC, dtype=torch.bool), tensor(B, PUBLIC, dtype=FP32)
     masks = TokenMasks(tensor(4, W, VOCABULARY // 8, dtype=torch.uint8), rows())
+    penalties = RowPenalties(heat, heat, heat, *per_token)
     return [
-        partial(adjust_logits_triton, logits, drafts, RowPenalties(heat, heat, heat, *per_token), masks),
+        partial(adjust_logits_triton, logits, drafts, penalties, masks),
+        partial(adjust_logits_triton, logits, drafts, penalties, None),
+        partial(adjust_logits_triton, logits, drafts, None, masks),
         partial(accept_triton, logits, proposal, rows(), rows(), sampling),
+        partial(accept_triton, logits, Proposal(drafts), rows(), rows(), sampling),
+        partial(accept_triton, logits, None, rows(), rows(), sampling),
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import cut_close, cut_search, cuts
+from kernels import cut_close, cut_search, cuts, logit_rows
 from kernels.acceptance import Proposal, RowSampling, accept_reference, accept_triton, choose_reference, choose_triton
 from kernels.cuts import RowControls, find_cuts
 from kernels.logit_rows import CHUNK
@@ -120,6 +120,17 @@ def test_a_row_of_several_chunks_and_a_ragged_end_is_kept_as_one() -> None:
     controls = controls_of(SETTINGS[1:5])
     logits = random_logits(4, "random", 2 * CHUNK + 77) - 30  # zeros behind the end would be the best
     logits[:, -1] = logits.max() + 1
+    assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
+
+
+@pytest.mark.parametrize("kind", ["ties", "masked"])
+def test_a_program_that_takes_several_chunks_finds_the_same_cuts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Top-k of fewer tokens than there are chunks, of as many and of more; where a mask leaves a chunk nothing, too."""
+    monkeypatch.setattr(logit_rows, "_PROGRAMS", 9)
+    logits = random_logits(4, kind, 4 * CHUNK + 77)
+    logits[1, CHUNK : 3 * CHUNK] = -torch.inf
+    assert logit_rows.span_of(4, 5) == 2
+    controls = controls_of([(0.8, 3, 0.95, 0.02), (1.0, 5, 1.0, 0.0), (1.0, 6, 0.9, 0.0), (1.3, 1, 0.4, 0.0)])
     assert torch.equal(kept(logits, *controls), processed_distribution(logits, *controls))
 
 
@@ -245,6 +256,14 @@ def test_a_rejection_without_residual_is_corrected_from_p() -> None:
     expected = reference(*scene)
     assert len({tuple(tokens) for tokens in expected}) > 1
     assert run(*scene) == expected
+
+
+def test_a_race_over_several_chunks_of_a_program_has_the_same_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logit_rows, "_PROGRAMS", 4)
+    monkeypatch.setitem(globals(), "VOCABULARY", 2 * CHUNK + 77)
+    assert logit_rows.span_of(4, 3) == 3
+    scene_ = *scene(2, 1, True), lanes(2)
+    assert run(*scene_) == reference(*scene_)
 
 
 def test_a_mask_that_leaves_one_token_gives_that_token() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.gated_mlp import gated_mlp, silu_product, silu_product_triton
+from kernels.linear import Linear
 from tests.kernels import oracles
 from tests.kernels.devices import DEVICE
 
@@ -41,7 +42,7 @@ def test_the_feed_forward_is_two_products_around_the_gate() -> None:
     x, gate_up, down = normal(2, 3, 32), normal(96, 32) / 16, normal(32, 48) / 16
     hidden = x.double() @ gate_up.double().T
     exact = (silu(hidden[..., :48]) * hidden[..., 48:]) @ down.double().T
-    oracles.close(gated_mlp(x, gate_up, down), exact, 1e-5)
+    oracles.close(gated_mlp(x, Linear(gate_up), Linear(down)), exact, 1e-5)
 
 
 def test_an_odd_width_and_gaps_between_rows_are_refused() -> None:

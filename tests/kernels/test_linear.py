@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.head import head_scores
-from kernels.linear import Tiling, linear, linear_reference, linear_triton
+from kernels.head import head_product, head_scores
+from kernels.linear import Linear, Tiling, linear, linear_reference, linear_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -64,3 +64,27 @@ def test_head_scores_are_those_of_the_first_rows_in_fp32() -> None:
     scores = head_scores(x, weight, 21)
     assert scores.dtype == torch.float32 and scores.shape == (3, 21)
     torch.testing.assert_close(scores.double(), x.double() @ weight[:21].double().T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows, n, depth, dtype, runs",
+    [
+        (64, 5120, 17408, torch.bfloat16, "streaming"),
+        (65, 5120, 17408, torch.bfloat16, "cuBLAS"),
+        (8, 5120, 6144, torch.bfloat16, "cuBLAS"),
+        (8, 248320, 5120, torch.bfloat16, "streaming"),
+        (8, 248320, 5120, torch.float32, "cuBLAS"),
+    ],
+)
+def test_few_rows_with_a_deep_or_long_weight_in_bf16_are_streamed_on_a_card(
+    rows: int, n: int, depth: int, dtype: torch.dtype, runs: str
+) -> None:
+    matrix = Linear(torch.empty(n, depth, dtype=dtype, device="meta"))
+    assert (matrix.product(rows, card=True), matrix.product(rows, card=False)) == (runs, "torch")
+
+
+@pytest.mark.parametrize("every, rows, taken", [(24, 21, 24), (24, 16, 16), (23, 21, 21)])
+def test_the_library_scores_a_whole_head_where_rows_do_not_come_in_eights(every: int, rows: int, taken: int) -> None:
+    weight = torch.empty(every, 16, dtype=torch.bfloat16)
+    assert head_product(3, rows, weight, card=True) == (taken, "cuBLAS")
+    assert head_product(3, rows, weight, card=False) == (rows, "torch")

@@ -150,8 +150,8 @@ def read(directory: Path, tensors: Tensors, quantisation: Json | None = QUANTISA
     save_file(tensors, directory / "model.safetensors")
     config = {} if quantisation is None else {"quantization_config": quantisation}
     (directory / "config.json").write_text(json.dumps(config))
-    reader = WeightReader(WeightFiles.open(directory), torch.device(device), torch.bfloat16)
-    reader.tensor("layers.0.mlp.up_proj.weight", 150, 130)
+    with WeightReader(WeightFiles.open(directory), torch.device(device), torch.bfloat16) as reader:
+        reader.tensor("layers.0.mlp.up_proj.weight", 150, 130)
 
 
 def fp8() -> Tensors:

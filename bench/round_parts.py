@@ -1,0 +1,252 @@
+"""The decode round as the engine runs it, in parts: for `bench/round.py`.
+
+Pages, images and rings hold random numbers; nothing is prefilled. Random weights accept nothing, so the tokens that a
+commit keeps are forced: N of `KEPT` in turn, four on average, each lane at another place of it. A part lasts from the
+first to the last of its launches on the card, by events; `host` is what is left of a round: the time from verdict to
+verdict in which no segment runs. Medians of `ROUNDS` rounds.
+
+The floor: all weights that a round must read (the head twice, for proposals and for verification), every lane's K/V,
+rings and recurrent state once, over the bandwidth of a pure read in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from deployment.engine.drafting import DraftTokens
+from deployment.engine.graphs import Runs
+from deployment.engine.lane import Lane
+from deployment.engine.loading import state_geometry
+from deployment.engine.messages import Sampling, Submit
+from deployment.engine.round import Executor
+from deployment.engine.round_shape import Shapes
+from model.drafter import Drafter
+from model.target import Target
+from state.geometry import PAGE_TOKENS, StateGeometry, pages_for
+from state.memory import StateMemory
+
+DEVICE = torch.device("cuda")
+BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (1024, 8192, 32768, 131072)
+KEPT = (1, 6, 3, 4, 7, 2, 4, 5)
+"""N, mean 4."""
+ROUNDS, WARM = 20, 4
+ROOM = (ROUNDS + WARM + 2) * max(KEPT)
+SPARE = 9 << 30
+"""Bytes of the card that are left to activations, graphs and a round's buffers."""
+GREEDY, DRAWN = Sampling(), Sampling(temperature=0.7, top_k=20, top_p=0.95, seed=1)
+PROFILED = ((1, 1024), (8, 1024))
+PRODUCTS = re.compile(r"gemm|gemv|nvjet|cutlass|splitKreduce|_stream_kernel|_sum_kernel", re.IGNORECASE)
+
+
+def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[dict[str, Any]]:
+    """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
+    ones. `tbps`: TB/s of a pure read."""
+    drafts = drafter.config.block_size - 1
+    geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
+    memory = random_memory(geometry)
+    models = bare_models(target, drafter, drafts, geometry)
+    executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)), media_bytes=0)
+    begun = time.perf_counter()
+    executor.capture()
+    print(f"captured the rounds of up to {max(BATCHES)} lanes in {time.perf_counter() - begun:.1f} s", flush=True)
+    cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
+    rows: list[dict[str, Any]] = []
+    for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
+        if batch * pages_for(context + ROOM) > memory.target.pages:
+            continue
+        lanes = open_lanes(memory, batch, context, sampling)
+        row = {"model": model, "backend": drafter.config.kind, "K": drafts, "B": batch, "context": context}
+        row |= {"temperature": sampling.temperature} | timed(executor, lanes)
+        row["floor_ms"] = round(floor_bytes(target, drafter, geometry, batch, context) / tbps / 1e9, 3)
+        if (batch, context) in PROFILED:
+            row |= operators(executor, lanes)
+        rows.append(row)
+        print(row, flush=True)
+        for lane in lanes:
+            memory.close(lane.memory)
+    del executor, memory
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ what runs
+
+
+def bare_models(target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry) -> Any:
+    """What an executor asks of its models, without anything of text."""
+    return SimpleNamespace(
+        target=target,
+        vision=None,
+        drafter=drafter,
+        draft_tokens=drafts,
+        context=CONTEXTS[-1] + ROOM,
+        defaults=SimpleNamespace(eos_ids=()),
+        tokenizer=SimpleNamespace(public_rows=target.public_rows),
+        geometry=geometry,
+        device=DEVICE,
+        dtype=torch.bfloat16,
+        taps=drafter.config.target_layer_ids,
+    )
+
+
+def random_memory(geometry: StateGeometry) -> StateMemory:
+    """Images for the largest batch, and as many pages as fit and could be used."""
+    pages = max(BATCHES) * pages_for(CONTEXTS[-2] + ROOM)
+    if DEVICE.type == "cuda":
+        free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
+        pages = min(pages, free // geometry.target_page_bytes)
+    memory = StateMemory(geometry, pages, 1, max(BATCHES), DEVICE)
+    images = memory.images
+    for plane in (memory.target.keys, memory.target.values, images.conv, images.rings.keys, images.rings.values):
+        for part in plane:
+            part.normal_()
+    for part in images.gdn:
+        part.normal_(std=0.25)
+    return memory
+
+
+def open_lanes(memory: StateMemory, batch: int, context: int, sampling: Sampling) -> list[Lane]:
+    """Lanes that decode at frontier `context`, over whatever their pages hold."""
+    lanes: list[Lane] = []
+    for row in range(batch):
+        sequence = memory.open(context + ROOM)
+        for plane, std in ((memory.images.gdn, 0.25), (memory.images.conv, 1.0), (memory.images.rings.keys, 1.0)):
+            plane[sequence.slot].normal_(std=std)
+        memory.images.rings.values[sequence.slot].normal_()
+        sequence.settle(context)
+        sequence.context_frontier = context
+        submit = Submit(f"turn-{row}", (row,) * context, sampling)
+        ledger = [(7 * row + place) % 31 for place in range(context + 1)]
+        lanes.append(Lane(submit, row, sequence, ledger, ROOM, frozenset(), "none", 0, 0.0))
+    return lanes
+
+
+def kept(number: int, batch: int) -> list[int]:
+    return [KEPT[(number + 3 * lane) % len(KEPT)] for lane in range(batch)]
+
+
+def one_round(executor: Executor, lanes: Sequence[Lane], number: int) -> None:
+    """A round, its commit, and what the engine's books would say after it."""
+    done = executor.run(lanes)
+    counts = kept(number, len(lanes))
+    executor.commit(done, counts)
+    for lane, count in zip(lanes, counts, strict=True):
+        lane.ledger.extend(range(count))
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+class Watched:
+    """Runs segments, with an event before and one behind each; on a CPU, where they are over when their calls return,
+    by the clock."""
+
+    def __init__(self, runs: Runs, device: torch.device) -> None:
+        self._runs = runs
+        self._on_card = device.type == "cuda"
+        self._moments: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+
+    def __call__(self, key: Any, segment: Callable[[], None]) -> None:
+        begin = self._now()
+        self._runs(key, segment)
+        self._moments[key[0]].append((begin, self._now()))
+
+    def _now(self) -> Any:
+        if not self._on_card:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def milliseconds(self) -> dict[str, list[float]]:
+        """Of each segment, every time that it ran; they are over."""
+        if not self._on_card:
+            return {part: [1e3 * (end - begin) for begin, end in pairs] for part, pairs in self._moments.items()}
+        torch.cuda.synchronize()
+        return {part: [begin.elapsed_time(end) for begin, end in pairs] for part, pairs in self._moments.items()}
+
+
+def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
+    plain = executor._runs, executor._target_runs
+    for number in range(WARM):
+        one_round(executor, lanes, number)
+    watched = Watched(executor._runs, DEVICE)
+    executor._runs = executor._target_runs = watched
+    times = [time.perf_counter()]
+    for number in range(ROUNDS):
+        one_round(executor, lanes, WARM + number)
+        times.append(time.perf_counter())
+    executor._runs, executor._target_runs = plain
+    parts = watched.milliseconds()
+    whole = [1e3 * (later - earlier) for earlier, later in itertools.pairwise(times)]
+    # a round's time runs from verdict to verdict: the commit before it is in it, its own is not
+    busy = [sum(part) for part in zip(*(times for name, times in parts.items() if name != "commit"), strict=True)]
+    commits = [0.0, *parts["commit"][:-1]]
+    host = median([a - b - c for a, b, c in zip(whole, busy, commits, strict=True)][1:])
+    told = {name: round(median(times), 4) for name, times in parts.items()} | {"host": round(host, 4)}
+    return {"round_ms": round(median(whole[1:]), 3), "parts": told}
+
+
+def lanes_back(lanes: Sequence[Lane]) -> None:
+    """Keeps frontiers within the pages: what lies there is as random as before."""
+    for lane in lanes:
+        if lane.frontier + 2 * max(KEPT) > len(lane.memory.pages) * PAGE_TOKENS:
+            lane.memory.settle(lane.prompt_tokens)
+            lane.memory.context_frontier = lane.prompt_tokens - lane.pending
+
+
+def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict[str, Any]:
+    """Milliseconds a round of all products, and of each kernel that is none, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for number in range(count):
+            lanes_back(lanes)
+            one_round(executor, lanes, number)
+        torch.cuda.synchronize()
+    spent: dict[str, float] = defaultdict(float)
+    for event in profiled.key_averages():
+        name = "products" if PRODUCTS.search(event.key) else event.key
+        spent[name] += event.device_time_total / 1e3 / count
+    products = spent.pop("products", 0.0)
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    longest = {re.sub(r"[<(].*", "", name)[-48:]: round(ms, 4) for name, ms in ranked[:14]}
+    return {
+        "products_ms": round(products, 3),
+        "other_ms": round(sum(spent.values()), 3),
+        "operators": longest,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ floor
+
+
+def floor_bytes(target: Target, drafter: Drafter, geometry: StateGeometry, batch: int, context: int) -> int:
+    weights = bytes_of(target.blocks) + bytes_of(target.head) + bytes_of(drafter.layers) + bytes_of(drafter.feature)
+    weights += bytes_of(drafter.head.weight) + bytes_of(drafter._context_weight)
+    rings = geometry.ring_bytes * min(context, geometry.window) // max(geometry.window, 1)
+    lane = geometry.target_page_bytes * context // PAGE_TOKENS + geometry.gdn_bytes + geometry.conv_bytes + rings
+    return weights + batch * lane
+
+
+def bytes_of(value: Any) -> int:
+    """Of all tensors in a value of dataclasses and tuples."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(bytes_of, value))
+    return sum(bytes_of(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0

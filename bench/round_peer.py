@@ -1,0 +1,114 @@
+"""Plain decoding of transformers with flash-linear-attention at a target's geometry, for `bench/round.py`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from triton.runtime.autotuner import Autotuner
+
+from bench.gpu import elapsed_ms
+from bench.round_models import DEVICE, DTYPE
+from bench.round_prefill import PLAIN_BATCHES, PLAIN_CONTEXT
+from model.config import TargetConfig
+
+STEPS = 3
+"""Tokens a lane of one sample: each takes 0.1 s and more."""
+
+
+def peer_rows(model: str, config: TargetConfig) -> list[dict[str, Any]]:
+    """Without the libraries one row, which says why it has no time."""
+    try:
+        theirs = random_theirs(config)
+    except ImportError as error:
+        return [
+            {"name": "transformers", "version": None, "model": model, "B": 1, "ms_per_token": None, "why": str(error)}
+        ]
+    found: list[dict[str, Any]] = []
+    with few_configurations():
+        for batch in PLAIN_BATCHES:
+            ms = decoding_ms(theirs, config, batch)
+            found.append({**libraries(), "model": model, "B": batch, "ms_per_token": round(ms, 3)})
+            print(found[-1], flush=True)
+    return found
+
+
+@contextmanager
+def few_configurations() -> Iterator[None]:
+    """Their kernels for prompts take minutes to choose among all configurations, and only fill the context here."""
+    prune = Autotuner.prune_configs
+
+    def first_two(self: Autotuner, kwargs: dict[str, Any]) -> list[Any]:
+        return list(prune(self, kwargs))[:2]
+
+    Autotuner.prune_configs = first_two
+    try:
+        yield
+    finally:
+        Autotuner.prune_configs = prune
+
+
+def libraries() -> dict[str, str]:
+    from transformers.utils.import_utils import is_flash_linear_attention_available
+
+    name, version = "transformers", importlib.metadata.version("transformers")
+    if is_flash_linear_attention_available():
+        name, version = f"{name} + fla", f"{version} + {importlib.metadata.version('fla-core')}"
+    return {"name": name, "version": version}
+
+
+def random_theirs(config: TargetConfig) -> Any:
+    """Their model of the same geometry; how large its random numbers are does not matter to its speed."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    rotary = config.rotary
+    rope = {
+        "rope_type": "default",
+        "rope_theta": rotary.theta,
+        "partial_rotary_factor": rotary.dim / config.head_dim,
+        "mrope_section": list(rotary.sections or ()),
+        "mrope_interleaved": rotary.interleaved,
+    }
+    theirs = Qwen3_5TextConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        layer_types=list(config.layer_types),
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters=rope,
+        linear_num_key_heads=config.gdn_key_heads,
+        linear_num_value_heads=config.gdn_value_heads,
+        linear_key_head_dim=config.gdn_key_dim,
+        linear_value_head_dim=config.gdn_value_dim,
+        linear_conv_kernel_dim=config.conv_kernel,
+        max_position_embeddings=config.max_positions,
+        tie_word_embeddings=config.tie_embeddings,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
+    try:
+        with torch.device(DEVICE):
+            return Qwen3_5ForCausalLM(theirs).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def decoding_ms(theirs: Any, config: TargetConfig, batch: int) -> float:
+    """A token of each lane, after a context as long as ours."""
+    ids = torch.randint(0, config.vocab_size, (batch, PLAIN_CONTEXT), device=DEVICE)
+    out = theirs(ids, use_cache=True, logits_to_keep=1)
+    cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+
+    def steps() -> None:
+        nonlocal token
+        for _ in range(STEPS):
+            token = theirs(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+
+    return elapsed_ms(steps, samples=3) / STEPS

@@ -1,0 +1,177 @@
+"""The segments of a decode round: functions over buffers and state, that read and write nothing else.
+
+    append    pending features of the last commit -> draft context            (now it reaches F)
+    propose   [anchor, MASK x K] -> drafts, and q for DFlash2
+    verify    target over the live columns, features captured, images unchanged
+    accept    licensed tokens, and log-probabilities of rows that asked
+    commit    Fold of N records, convolution history, continuation hidden; features become pending
+
+A CPU calls them; a card replays what it captured of them. So no segment asks the device for a number, and none depends
+on more than its arguments and what lies in the buffers: which rows there are, where they stand and what they want are
+numbers of the ingress. Rows of padding have extents of 0, and change nothing but their own places.
+
+Two extents, never one: columns that the drafter computes (DFlash: Q = P + 1, DFlash2: W = K + 1) and columns that the
+target verifies (Q).
+
+Source: specification (verification, commit, extents); decisions 6, 7 and 14.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deployment.engine.buffers import RoundBuffers
+from deployment.engine.histories import Histories
+from deployment.engine.ingress import Rows
+from deployment.engine.loading import Models
+from deployment.engine.round_shape import RoundShape, Traits
+from kernels.acceptance import Proposal, RowSampling, accept
+from kernels.logprobs import token_logprobs
+from kernels.masking import TokenMasks
+from kernels.penalties import RowPenalties, adjust_logits
+from model.drafter import DraftContext, DraftRows
+from model.target import Columns, TargetState
+from state.memory import StateMemory
+
+LOGIT_BYTES = 256 << 20
+"""Of FP32 logits at a time, so that what is made of them does not take gigabytes: 64 lanes with K = 15 have 1 GB."""
+
+
+class Segments:
+    """Of one engine. `state`, `context`: views of its memory; `context` None without a drafter."""
+
+    def __init__(self, models: Models, memory: StateMemory, buffers: RoundBuffers, histories: Histories) -> None:
+        self._models = models
+        self._memory = memory
+        self._buffers = buffers
+        self._histories = histories
+        self.state = TargetState(memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv)
+        self.context: DraftContext | None = None
+        if models.drafter is not None:
+            rings, pages = memory.images.rings, memory.draft
+            page_keys, page_values = (pages.keys, pages.values) if pages else (None, None)
+            self.context = DraftContext(rings.keys, rings.values, page_keys, page_values)
+
+    def append(self, shape: RoundShape) -> None:
+        rows, drafter = self._buffers.ingress.rows(shape.rows), self._models.drafter
+        assert drafter is not None and self.context is not None
+        features = self._buffers.pending[:, : shape.pending].index_select(0, rows.lane)
+        drafter.append_context(features, rows.context, rows.pending, self._draft_rows(rows), self.context)
+
+    def propose(self, shape: RoundShape, traits: Traits) -> None:
+        rows, drafter = self._buffers.ingress.rows(shape.rows), self._models.drafter
+        assert drafter is not None and self.context is not None
+        proposal = drafter.propose(
+            rows.anchor,
+            rows.frontier,
+            rows.columns,
+            shape.drafts + 1,
+            self._draft_rows(rows),
+            self.context,
+            _sampling(rows, traits),
+        )
+        self._buffers.drafts(shape.rows, shape.drafts).copy_(proposal.drafts)
+        if proposal.candidates is not None and proposal.law is not None:
+            candidates, law = self._buffers.laws(shape.rows, shape.drafts)
+            candidates.copy_(proposal.candidates)
+            law.copy_(proposal.law)
+
+    def verify(self, shape: RoundShape) -> None:
+        rows, width = self._buffers.ingress.rows(shape.rows), shape.width
+        ids = rows.anchor[:, None].repeat(1, width)  # columns beyond the live width repeat the anchor
+        if shape.drafts:
+            drafts = self._buffers.drafts(shape.rows, shape.drafts)[:, : width - 1]
+            live = torch.arange(1, width, device=ids.device) <= rows.extent[:, None]
+            ids[:, 1:] = torch.where(live, drafts, ids[:, 1:])
+        pages = self._buffers.pages.device.index_select(0, rows.lane)
+        places = rows.frontier + rows.shift  # of the rotary; drafts go by ordinals
+        positions = places[:, None] + torch.arange(width, device=ids.device)
+        columns = Columns(ids, rows.frontier, rows.live, pages, rows.slot, positions)
+        records = self._buffers.records(shape.rows, width)
+        forward = self._models.target.verify(columns, self.state, self._models.taps, records)
+        self._buffers.hidden(shape.rows, width).copy_(forward.hidden)
+        if forward.features is not None:
+            self._buffers.features(shape.rows, width).copy_(forward.features)
+
+    def accept(self, shape: RoundShape, traits: Traits) -> None:
+        """As many rows at a time as have logits of `LOGIT_BYTES`: what is chosen in a row depends on no other."""
+        vocabulary = self._models.target.public_rows
+        together = max(1, LOGIT_BYTES // (4 * shape.width * vocabulary))
+        for first in range(0, shape.rows, together):
+            self._judge(shape, traits, slice(first, min(first + together, shape.rows)))
+        for first in range(0, traits.told, together):
+            self._tell(shape, traits, slice(first, min(first + together, traits.told)))
+
+    def _judge(self, shape: RoundShape, traits: Traits, part: slice) -> None:
+        rows, width = self._buffers.ingress.rows(shape.rows).part(part), shape.width
+        logits = self._models.target.logits(self._buffers.hidden(shape.rows, width)[part])
+        proposal = self._proposal(shape, part)
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)[part]
+        masks = None
+        if traits.masks:
+            masks = TokenMasks(self._buffers.allowed(traits.masks, width), rows.mask)
+        penalties = self._penalties(rows) if traits.penalised else None
+        controlled = adjust_logits(logits, drafts, penalties, masks)
+        verdict = accept(controlled, proposal, rows.extent, rows.frontier, _sampling(rows, traits))
+        licensed, accepted = self._buffers.verdicts(shape.rows, width)
+        licensed[part].copy_(verdict.licensed)
+        accepted[part].copy_(verdict.accepted)
+
+    def _tell(self, shape: RoundShape, traits: Traits, part: slice) -> None:
+        """Log-probabilities for some of the rows that asked, whose logits are computed again: few rounds need them, and
+        which rows they are only the device knows."""
+        asking = self._buffers.ingress.rows(shape.rows).told[part]
+        hidden = self._buffers.hidden(shape.rows, shape.width).index_select(0, asking)
+        licensed, _ = self._buffers.verdicts(shape.rows, shape.width)
+        licensed = licensed.index_select(0, asking)
+        places = self._buffers.told.of(traits.told, shape.width, traits.alternatives)
+        for number, logits in enumerate(self._models.target.logits(hidden)):
+            values = token_logprobs(logits, licensed[number], traits.alternatives)
+            for place, value in zip(places, values, strict=True):
+                place[part.start + number] = value
+
+    def commit(self, shape: RoundShape) -> None:
+        rows, images = self._buffers.ingress.rows(shape.rows), self._memory.images
+        kept = self._buffers.kept(shape.rows)
+        self._models.target.commit(self._buffers.records(shape.rows, shape.width), kept, rows.slot, self.state)
+        last = (kept - 1).clamp(min=0)[:, None, None]
+        hidden = self._buffers.hidden(shape.rows, shape.width)
+        hidden = hidden.gather(1, last.expand(-1, 1, hidden.shape[-1]))[:, 0]
+        before = images.hidden.index_select(0, rows.slot)
+        images.hidden.index_copy_(0, rows.slot, torch.where(kept[:, None] > 0, hidden, before))
+        if self._models.drafter is not None:
+            features = self._buffers.features(shape.rows, shape.width)
+            self._buffers.pending[:, : shape.width].index_copy_(0, rows.lane, features)
+
+    # ------------------------------------------------------------------------------------------------ arguments
+
+    def _draft_rows(self, rows: Rows) -> DraftRows:
+        return DraftRows(rows.slot, self._buffers.draft_pages.device.index_select(0, rows.lane))
+
+    def _proposal(self, shape: RoundShape, part: slice) -> Proposal | None:
+        if not shape.drafts:
+            return None
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)
+        if not self._buffers.sizes.candidates:
+            return Proposal(drafts).rows(part)
+        return Proposal(drafts, *self._buffers.laws(shape.rows, shape.drafts)).rows(part)
+
+    def _penalties(self, rows: Rows) -> RowPenalties:
+        bias, in_prompt, counts = (
+            plane.index_select(0, rows.history)
+            for plane in (self._histories.bias, self._histories.in_prompt, self._histories.counts)
+        )
+        return RowPenalties(rows.repetition, rows.presence, rows.frequency, bias, in_prompt, counts)
+
+
+def _sampling(rows: Rows, traits: Traits) -> RowSampling:
+    return RowSampling(
+        temperature=rows.temperature,
+        top_k=rows.top_k,
+        top_p=rows.top_p,
+        seeds=rows.seed,
+        sub=rows.sub,
+        min_p=rows.min_p if traits.min_p else None,
+        reproducible=rows.reproducible > 0 if traits.reproducible else None,
+        all_greedy=traits.greedy,
+    )

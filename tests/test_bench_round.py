@@ -1,0 +1,126 @@
+"""bench/round.py runs at a tiny geometry on a CPU, and counts what it says it counts. Its times are not tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import round as command
+from bench import round_models, round_peer, round_prefill, round_ready
+from bench.proposal_models import DFLASH2_27B
+from bench.round_models import RandomWeights
+from model.config import RotaryConfig, TargetConfig
+from model.target import Target
+
+TINY = replace(
+    round_models.TARGET_27B,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=4,
+    layer_types=("linear_attention", "linear_attention", "linear_attention", "full_attention"),
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    rotary=RotaryConfig(theta=1e7, dim=8, sections=(2, 1, 1), interleaved=True, yarn=None),
+    gdn_key_heads=1,
+    gdn_value_heads=2,
+    gdn_key_dim=16,
+    gdn_value_dim=16,
+)
+TINY_DRAFT = replace(
+    DFLASH2_27B,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=1,
+    layer_types=("sliding_attention",),
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    rotary=RotaryConfig(theta=1e7, dim=16, sections=None, interleaved=False, yarn=None),
+    window=32,
+    mask_token_id=60,
+    target_layer_ids=(0, 2),
+    selector_rank=8,
+    selector_top_k=4,
+)
+
+
+def once(call: Callable[[], Any] | Sequence[Callable[[], Any]], samples: int = 1) -> float:
+    for one in call if isinstance(call, Sequence) else (call,):
+        one()
+    return 1.0
+
+
+@pytest.fixture
+def tiny_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (round_models, round_prefill, round_peer, round_ready):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    sizes = {"TOKENS": 96, "CHUNKS": (32, 96), "PLAIN_BATCHES": (2,), "PLAIN_CONTEXT": 70, "PLAIN_ROOM": 8}
+    for name, value in sizes.items():
+        monkeypatch.setattr(round_prefill, name, value)
+        if hasattr(round_peer, name):
+            monkeypatch.setattr(round_peer, name, value)
+    for module, name in ((round_prefill, "elapsed_ms"), (round_prefill, "median_ms"), (round_peer, "elapsed_ms")):
+        monkeypatch.setattr(module, name, once)
+    monkeypatch.setattr(round_ready, "VOCABULARY", 64)
+    monkeypatch.setattr(command, "TARGET_27B", TINY)
+    monkeypatch.setattr(command, "DFLASH2_27B", TINY_DRAFT)
+    monkeypatch.setattr(command, "read_tbps", lambda: 1.0)
+    monkeypatch.setattr(command, "matmul_tflops", lambda: (1.0, 1.0))
+    monkeypatch.setattr(command, "card", lambda: {"card": "none"})
+
+
+@pytest.mark.usefixtures("tiny_on_a_cpu")
+def test_every_part_of_the_bench_runs_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "round.json"
+    parts = ["lanes", "ready", "prefill", "plain", "peer"]
+    monkeypatch.setattr(sys, "argv", ["round", "--only", *parts, "--output", str(output)])
+    command.main()
+    written = json.loads(output.read_text())
+    assert [row["chunk"] for row in written["prefill"]] == [32, 96]
+    assert [(row["B"], row["launched"]) for row in written["plain"]] == [(2, "eager"), (2, "graph")]
+    (peer,) = written["peer"]
+    assert peer["name"].startswith("transformers") and peer["ms_per_token"] is not None
+    (ready,) = written["ready"]
+    assert 0 < ready["bytes"] == ready["whole_bytes"] and ready["load_s"] > 0
+    assert written["read_tbps"] == 1.0 and written["card"] == "none"
+
+
+@pytest.mark.usefixtures("tiny_on_a_cpu")
+def test_the_peer_has_our_geometry() -> None:
+    target, _ = round_models.random_models(TINY, TINY_DRAFT)
+    theirs = round_peer.random_theirs(TINY)
+    products = sum(weight.numel() for weight in round_models.product_weights(target))
+    theirs_products = [p for name, p in theirs.named_parameters() if p.dim() == 2 and name.startswith("model.layers.")]
+    assert sum(p.numel() for p in theirs_products) == products
+
+
+def test_a_peer_that_is_not_installed_leaves_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (row,) = round_peer.peer_rows("27B", TINY)
+    assert row["ms_per_token"] is None and "transformers" in row["why"]
+
+
+def on_meta(config: TargetConfig) -> Target:
+    return Target.load(RandomWeights(), config, config.vocab_size, torch.device("meta"), torch.bfloat16)
+
+
+def test_operations_are_those_of_the_products_and_of_causal_attention() -> None:
+    counted = round_prefill.operations(on_meta(round_models.TARGET_27B), 8192)
+    assert counted == pytest.approx(2 * 24.35e9 * 8192 + 2 * 8192**2 * 24 * 256 * 16, rel=1e-3)
+
+
+def test_a_lane_keeps_records_instead_of_a_state_for_each_column() -> None:
+    seven, fifteen = command.lane_rows("27B", round_models.TARGET_27B)
+    assert seven["state"] == 144 * 2**20 + 48 * 10240 * 3 * 2
+    assert seven["states"] == 8 * seven["state"] and fifteen["states"] == 2 * seven["states"]
+    assert seven["records"] == 48 * 8 * (2 * 10240 * 2 + 2 * 48 * 4) == fifteen["records"] // 2

@@ -1,0 +1,58 @@
+"""The rounds of bench/round.py run at a tiny geometry on a CPU, keep as many tokens as they say, and their floors are
+what must be read. Their times are not tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import round_models, round_parts
+from bench.round_parts import KEPT, floor_bytes, rounds
+from deployment.engine.loading import state_geometry
+from model.drafter import Drafter
+from model.target import Target
+from tests.test_bench_round import TINY, TINY_DRAFT
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> tuple[Target, Drafter]:
+    monkeypatch.setattr(round_models, "DEVICE", "cpu")
+    sizes = {"DEVICE": torch.device("cpu"), "BATCHES": (1, 2), "CONTEXTS": (70, 130, 1000), "PROFILED": ((2, 70),)}
+    for name, value in (sizes | {"ROUNDS": 4, "WARM": 1}).items():
+        monkeypatch.setattr(round_parts, name, value)
+    return round_models.random_models(TINY, TINY_DRAFT)
+
+
+def test_each_batch_and_context_that_fits_has_a_row_with_its_parts(models, monkeypatch):
+    monkeypatch.setattr(round_parts, "operators", lambda executor, lanes: {"other_ms": 0.0})
+    counts: list[list[int]] = []
+    commit = round_parts.Executor.commit
+
+    def watched(self, done, kept):
+        counts.append(list(kept))
+        return commit(self, done, kept)
+
+    monkeypatch.setattr(round_parts.Executor, "commit", watched)
+    rows = rounds("tiny", *models, tbps=1.0)
+    assert [(row["B"], row["context"], row["temperature"]) for row in rows] == [
+        (2, 70, 0.0),
+        *((batch, context, 0.7) for batch in (1, 2) for context in (70, 130)),
+    ]
+    for row in rows:
+        assert set(row["parts"]) == {"append", "propose", "verify", "accept", "commit", "host"} and row["round_ms"] > 0
+        assert ("other_ms" in row) == (row["context"] == 70 and row["B"] == 2)
+    assert [lane[0] for lane in counts if len(lane) == 1][:5] == list(KEPT[:5])
+    assert sum(KEPT) == 4 * len(KEPT)
+
+
+def test_the_floor_is_weights_once_heads_twice_and_the_state_of_every_lane(models):
+    target, drafter = models
+    geometry = state_geometry(TINY, TINY_DRAFT, torch.bfloat16)
+    head = target.head.nbytes
+    weights = sum(p.nbytes for p in round_models.product_weights(target))
+    one, two = (floor_bytes(target, drafter, geometry, batch, 128) for batch in (1, 2))
+    lane = two - one
+    rings = geometry.ring_bytes
+    assert lane == 2 * geometry.target_page_bytes + geometry.gdn_bytes + geometry.conv_bytes + rings
+    assert one - lane > weights + 2 * head
+    assert floor_bytes(target, drafter, geometry, 1, 64) == one - geometry.target_page_bytes
