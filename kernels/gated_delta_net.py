@@ -79,16 +79,13 @@ def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor
     return q * key_dim**-0.5, k, v.unflatten(-1, (heads, value_dim)).float()
 
 
-def _step_reference(
-    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
-    """One column of the recurrence: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk], `v` FP32 [..., Hv, Dv], `g`,
-    `beta` [..., Hv] -> the next state. Verification and Fold both call this and nothing else, which is what makes them
-    equal."""
-    state = state * g.exp()[..., None, None]
+def _step_reference(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> None:
+    """One column of the recurrence, in place: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk], `v` FP32 [..., Hv,
+    Dv], `g`, `beta` [..., Hv]. Verification and Fold both call this and nothing else: that makes them equal."""
+    state.mul_(g.exp()[..., None, None])
     read = (state * k[..., :, None]).sum(-2)
     u = beta[..., None] * (v - read)
-    return state + k[..., :, None] * u[..., None, :]
+    state.add_(k[..., :, None] * u[..., None, :])
 
 
 def live_columns(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -106,18 +103,24 @@ def verify_reference(
     q, k, v = split_heads(mixed, states)
     state, outputs = states[slots], torch.empty_like(v)
     for i in range(mixed.shape[1]):
-        state = _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
+        _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
         outputs[:, i] = (state * q[:, i, :, :, None]).sum(-2)
     return outputs.masked_fill(~live_columns(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
 
 
 def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    _, k, v = split_heads(records.mixed, states)
-    state = states[slots].transpose(0, 1)
-    for i in range(int(counts.max())):
-        after = _step_reference(state, k[:, :, i], v[:, :, i], records.g[:, :, i], records.beta[:, :, i])
-        state = torch.where((i < counts)[:, None, None, None], after, state)
-    states[slots] = state.transpose(0, 1)
+    """Rows with more columns come first, so that those which a column still moves are a slice."""
+    kept = sorted(((count, row) for row, count in enumerate(counts.tolist()) if count), reverse=True)
+    if not kept:
+        return
+    rows = torch.tensor([row for _, row in kept], device=slots.device)
+    mixed, g, beta = (x[:, rows, : kept[0][0]].transpose(0, 1) for x in (records.mixed, records.g, records.beta))
+    _, k, v = split_heads(mixed, states)
+    state = states[slots[rows]]
+    for i in range(kept[0][0]):
+        moved = slice(sum(count > i for count, _ in kept))
+        _step_reference(state[moved], k[moved, :, i], v[moved, :, i], g[moved, :, i], beta[moved, :, i])
+    states[slots[rows]] = state
 
 
 # ------------------------------------------------------------------------------------------------ launch
