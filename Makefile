@@ -31,9 +31,9 @@ $(VENV)/.stamp: pyproject.toml
 demo: setup
 	$(BIN)/dflash-serve demo
 
-# A file's tests stay together: some files start a Ray cluster for all of theirs.
+# tests/distribution.py says which tests stay together, and what comes first.
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -67,7 +67,7 @@ def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
     """L2-normalises [..., Hk, D] in FP32 and repeats each head for its group of value heads -> [..., heads, D]."""
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + NORM_EPS.value)
-    return x32.repeat_interleave(heads // x.shape[-2], dim=-2)
+    return x32[..., None, :].expand(*x.shape[:-1], heads // x.shape[-2], x.shape[-1]).flatten(-3, -2)
 
 
 def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from tests import distribution
+
 torch.set_num_threads(1)
 
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
@@ -23,6 +25,14 @@ if INTERPRETED:
     from tests import triton_interpreter
 
     _undo = triton_interpreter.install()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        files = {item: item.path.relative_to(config.rootpath).as_posix() for item in items}
+        items.sort(key=lambda item: distribution.rank_of(files[item]))
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(distribution.group_of(files[item])))
 
 
 @pytest.fixture
