@@ -22,9 +22,10 @@ if INTERPRETED:
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1")
     os.environ["TRITON_INTERPRET"] = "1"
-    from tests import triton_interpreter
+    from tests import triton_interpreter, triton_language
 
     _undo = triton_interpreter.install()
+    triton_language.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
