@@ -33,7 +33,7 @@ demo: setup
 
 # tests/distribution.py says which tests stay together, and what comes first.
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -30,10 +31,12 @@ if INTERPRETED:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        files = {item: item.path.relative_to(config.rootpath).as_posix() for item in items}
-        items.sort(key=lambda item: distribution.rank_of(files[item]))
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(distribution.group_of(files[item])))
+        items.sort(key=lambda item: distribution.rank_of(distribution.file_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return distribution.scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

@@ -7,6 +7,9 @@ two clusters at a time slow each other down. What takes long comes first, so tha
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
 
 RAY = ("tests/e2e", "tests/deployment/cluster")
 LONG = (
@@ -18,6 +21,22 @@ LONG = (
     "tests/deployment",
 )
 """The longest first. Files that are in none of these take seconds at most."""
+
+
+def scheduling(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` by groups of files. Imports pytest-xdist, which is not needed where nothing is distributed."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Grouped(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(file_of(nodeid))
+
+    return Grouped(config, log)
+
+
+def file_of(nodeid: str) -> str:
+    """A test's file, relative to the repository."""
+    return nodeid.partition("::")[0]
 
 
 def group_of(file: str) -> str:
