@@ -79,13 +79,15 @@ def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor
     return q * key_dim**-0.5, k, v.unflatten(-1, (heads, value_dim)).float()
 
 
-def _step_reference(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> None:
-    """One column of the recurrence, in place: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk], `v` FP32 [..., Hv,
-    Dv], `g`, `beta` [..., Hv]. Verification and Fold both call this and nothing else: that makes them equal."""
-    state.mul_(g.exp()[..., None, None])
-    read = (state * k[..., :, None]).sum(-2)
-    u = beta[..., None] * (v - read)
-    state.add_(k[..., :, None] * u[..., None, :])
+def _step_reference(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> None:
+    """One column of the recurrence, in place: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk, 1], `v` FP32 [..., Hv,
+    Dv], `decay` exp(g) [..., Hv, 1, 1], `beta` [..., Hv, 1]. Verification and Fold both call this and nothing else:
+    that makes them equal."""
+    state.mul_(decay)
+    u = beta * (v - (state * k).sum(-2))
+    state.add_(k * u[..., None, :])
 
 
 def live_columns(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -102,9 +104,10 @@ def verify_reference(
 ) -> torch.Tensor:
     q, k, v = split_heads(mixed, states)
     state, outputs = states[slots], torch.empty_like(v)
-    for i in range(mixed.shape[1]):
-        _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
-        outputs[:, i] = (state * q[:, i, :, :, None]).sum(-2)
+    columns = q[..., None], k[..., None], v, g.exp()[..., None, None], beta[..., None], outputs
+    for q_i, k_i, v_i, decay, beta_i, output in zip(*(x.unbind(1) for x in columns), strict=True):
+        _step_reference(state, k_i, v_i, decay, beta_i)
+        output.copy_((state * q_i).sum(-2))
     return outputs.masked_fill(~live_columns(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
 
 
@@ -117,9 +120,10 @@ def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, 
     mixed, g, beta = (x[:, rows, : kept[0][0]].transpose(0, 1) for x in (records.mixed, records.g, records.beta))
     _, k, v = split_heads(mixed, states)
     state = states[slots[rows]]
-    for i in range(kept[0][0]):
-        moved = slice(sum(count > i for count, _ in kept))
-        _step_reference(state[moved], k[moved, :, i], v[moved, :, i], g[moved, :, i], beta[moved, :, i])
+    columns = k[..., None], v, g.exp()[..., None, None], beta[..., None]
+    for i, column in enumerate(zip(*(x.unbind(2) for x in columns), strict=True)):
+        moved = sum(count > i for count, _ in kept)
+        _step_reference(state[:moved], *(x[:moved] for x in column))
     states[slots[rows]] = state
 
 
