@@ -67,7 +67,7 @@ def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
     """L2-normalises [..., Hk, D] in FP32 and repeats each head for its group of value heads -> [..., heads, D]."""
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.square().sum(-1, keepdim=True) + NORM_EPS.value)
-    return x32.repeat_interleave(heads // x.shape[-2], dim=-2)
+    return x32[..., None, :].expand(*x.shape[:-1], heads // x.shape[-2], x.shape[-1]).flatten(-3, -2)
 
 
 def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -80,15 +80,14 @@ def split_heads(mixed: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor
 
 
 def _step_reference(
-    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
-    """One column of the recurrence: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk], `v` FP32 [..., Hv, Dv], `g`,
-    `beta` [..., Hv] -> the next state. Verification and Fold both call this and nothing else, which is what makes them
-    equal."""
-    state = state * g.exp()[..., None, None]
-    read = (state * k[..., :, None]).sum(-2)
-    u = beta[..., None] * (v - read)
-    return state + k[..., :, None] * u[..., None, :]
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> None:
+    """One column of the recurrence, in place: `state` [..., Hv, Dk, Dv], `k` unit [..., Hv, Dk, 1], `v` FP32 [..., Hv,
+    Dv], `decay` exp(g) [..., Hv, 1, 1], `beta` [..., Hv, 1]. Verification and Fold both call this and nothing else:
+    that makes them equal."""
+    state.mul_(decay)
+    u = beta * (v - (state * k).sum(-2))
+    state.add_(k * u[..., None, :])
 
 
 def live_columns(mixed: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -105,19 +104,27 @@ def verify_reference(
 ) -> torch.Tensor:
     q, k, v = split_heads(mixed, states)
     state, outputs = states[slots], torch.empty_like(v)
-    for i in range(mixed.shape[1]):
-        state = _step_reference(state, k[:, i], v[:, i], g[:, i], beta[:, i])
-        outputs[:, i] = (state * q[:, i, :, :, None]).sum(-2)
+    columns = q[..., None], k[..., None], v, g.exp()[..., None, None], beta[..., None], outputs
+    for q_i, k_i, v_i, decay, beta_i, output in zip(*(x.unbind(1) for x in columns), strict=True):
+        _step_reference(state, k_i, v_i, decay, beta_i)
+        output.copy_((state * q_i).sum(-2))
     return outputs.masked_fill(~live_columns(mixed, valid)[..., None, None], 0.0).to(mixed.dtype)
 
 
 def fold_reference(records: Records, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    _, k, v = split_heads(records.mixed, states)
-    state = states[slots].transpose(0, 1)
-    for i in range(int(counts.max())):
-        after = _step_reference(state, k[:, :, i], v[:, :, i], records.g[:, :, i], records.beta[:, :, i])
-        state = torch.where((i < counts)[:, None, None, None], after, state)
-    states[slots] = state.transpose(0, 1)
+    """Rows with more columns come first, so that those which a column still moves are a slice."""
+    kept = sorted(((count, row) for row, count in enumerate(counts.tolist()) if count), reverse=True)
+    if not kept:
+        return
+    rows = torch.tensor([row for _, row in kept], device=slots.device)
+    mixed, g, beta = (x[:, rows, : kept[0][0]].transpose(0, 1) for x in (records.mixed, records.g, records.beta))
+    _, k, v = split_heads(mixed, states)
+    state = states[slots[rows]]
+    columns = k[..., None], v, g.exp()[..., None, None], beta[..., None]
+    for i, column in enumerate(zip(*(x.unbind(2) for x in columns), strict=True)):
+        moved = sum(count > i for count, _ in kept)
+        _step_reference(state[:moved], *(x[:moved] for x in column))
+    states[slots[rows]] = state
 
 
 # ------------------------------------------------------------------------------------------------ launch

@@ -24,15 +24,15 @@ from kernels.launch_checks import require
 def top_rows(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first `k` of each row of `scores` FP32 [R, V], k <= V -> (scores FP32 [R, k], ids int64 [R, k])."""
     bits = (scores.float() + 0.0).view(torch.int32)
-    ordinal = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    ordinal = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
     reversed_id = torch.arange(scores.shape[-1] - 1, -1, -1, device=scores.device)
-    key = ordinal * (1 << 32) + reversed_id
+    key = (ordinal << 32) | reversed_id
     ids = scores.shape[-1] - 1 - (key.topk(k, dim=-1).values & 0xFFFFFFFF)
     return scores.gather(-1, ids), ids
 
 
 def argmax_rows_reference(scores: torch.Tensor) -> torch.Tensor:
-    return top_rows(scores, 1)[1][:, 0]
+    return scores.argmax(-1)  # the first of equal ones
 
 
 # ------------------------------------------------------------------------------------------------ kernels

@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -67,8 +66,9 @@ def adjust_logits_reference(
 ) -> torch.Tensor:
     width, vocabulary = logits.shape[1:]
     if penalties is not None:
-        added = F.one_hot(drafts[:, : width - 1], vocabulary).to(torch.float32).cumsum(1)
-        counts = penalties.counts[:, None] + F.pad(added, (0, 0, 1, 0))
+        counts = penalties.counts[:, None].repeat(1, width, 1)
+        for column in range(1, width):
+            counts[:, column].scatter_add_(-1, drafts[:, :column], counts.new_ones(drafts.shape[0], column))
         logits = logits + penalties.bias[:, None]
         seen = penalties.in_prompt[:, None] | (counts > 0)
         repetition = penalties.repetition[:, None, None]

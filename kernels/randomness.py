@@ -34,10 +34,9 @@ _LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 def _multiply_high_low(constant: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of `constant * x`, both factors below 2^32, in int64 without overflow."""
-    low_part = constant * (x & 0xFFFF)
-    high_part = constant * (x >> 16) + (low_part >> 16)
-    return high_part >> 16, ((high_part & 0xFFFF) << 16) | (low_part & 0xFFFF)
+    """High and low 32 bits of `constant * x`, both factors below 2^32. int64 wraps around, and has all 64 bits."""
+    product = constant * x
+    return (product >> 32) & _MASK32, product & _MASK32
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -78,7 +77,21 @@ def exponential(
     counter = (tokens >> 2, zeros + (positions & _MASK32), zeros + purpose, zeros + (sub & _MASK32))
     words = torch.stack(torch.broadcast_tensors(*philox(counter, _key(seeds))))
     lane = (tokens & 3).expand(words.shape[1:])
-    r32 = words.gather(0, lane[None])[0]
+    return _noise(words.gather(0, lane[None])[0])
+
+
+def exponential_rows(
+    seeds: torch.Tensor, positions: torch.Tensor, purpose: int, sub: torch.Tensor, count: int
+) -> torch.Tensor:
+    """The noise of all tokens below `count`, four of one output. `seeds`, `positions`, `sub` int64 [R] -> FP32 [R,
+    count]."""
+    block = torch.arange(-(-count // 4), device=seeds.device)[None]
+    counter = (block, positions[:, None] & _MASK32, torch.full_like(block[:, :1], purpose), sub[:, None] & _MASK32)
+    words = torch.stack(torch.broadcast_tensors(*philox(counter, _key(seeds[:, None]))), dim=-1)
+    return _noise(words.flatten(-2)[:, :count])
+
+
+def _noise(r32: torch.Tensor) -> torch.Tensor:
     u = ((r32.float() + 0.5) * 2.0**-32).clamp(max=_LARGEST_UNIFORM)
     return -torch.log1p(-u)
 

@@ -81,6 +81,8 @@ def processed_distribution(
     greedy = temperature <= 0
     keep = torch.where(top_k <= 0, vocabulary, top_k.clamp(max=vocabulary))
     keep = torch.where(greedy, 1, keep)
+    if bool((keep == vocabulary).all()) and bool((top_p >= 1).all()):
+        return _of_whole_rows(logits, temperature, min_p)
     ordered, order = top_rows(logits, int(keep.max()))
     rank = torch.arange(ordered.shape[-1], device=logits.device)
     weight = weights_of(ordered, ordered[:, 0], steepness(torch.where(greedy, 1.0, temperature)))
@@ -91,8 +93,19 @@ def processed_distribution(
     beyond = (before >= reach) & (rank > 0) & (top_p < 1)[:, None]
     if min_p is not None:
         beyond |= weight < min_p[:, None]
-    total = mass.masked_fill(beyond, 0).sum(-1).float() * (1 / MASS_UNITS.value)
-    return torch.zeros_like(logits).scatter_(-1, order, weight.masked_fill(beyond, 0.0) / total[:, None])
+    return torch.zeros_like(logits).scatter_(-1, order, _shares(weight.masked_fill(beyond, 0.0)))
+
+
+def _of_whole_rows(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tensor:
+    """Where neither top-k nor top-p cuts, no token's rank matters: nothing is sorted."""
+    weight = weights_of(logits, logits.amax(-1), steepness(temperature))
+    return _shares(weight if min_p is None else weight.masked_fill(weight < min_p[:, None], 0.0))
+
+
+def _shares(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` FP32 [R, n] of what is kept -> p, FP32 [R, n]."""
+    total = (weight * MASS_UNITS.value).to(torch.int64).sum(-1).float() * (1 / MASS_UNITS.value)
+    return weight / total[:, None]
 
 
 # ------------------------------------------------------------------------------------------------ inside kernels

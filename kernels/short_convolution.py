@@ -33,8 +33,11 @@ def short_convolution_reference(
     out: torch.Tensor,
     columns: torch.Tensor,
 ) -> None:
+    width, taps = x.shape[1], weight.float()[..., None].unbind(1)
     line = torch.cat((histories[slots].float(), x.transpose(1, 2).float()), dim=-1)
-    convolved = F.conv1d(line, weight.float()[:, None, :], groups=weight.shape[0])
+    convolved = line[..., :width] * taps[0]
+    for shift, tap in enumerate(taps[1:], start=1):
+        convolved = torch.addcmul(convolved, line[..., shift : shift + width], tap)
     out.copy_(F.silu(convolved).transpose(1, 2))
     columns.copy_(x)
 

@@ -6,11 +6,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+from tests import distribution
 
 torch.set_num_threads(1)
 
@@ -20,9 +23,20 @@ if INTERPRETED:
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("triton was imported before tests/conftest.py could set TRITON_INTERPRET=1")
     os.environ["TRITON_INTERPRET"] = "1"
-    from tests import triton_interpreter
+    from tests import triton_interpreter, triton_language
 
     _undo = triton_interpreter.install()
+    triton_language.install()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: distribution.rank_of(distribution.file_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return distribution.scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

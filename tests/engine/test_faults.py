@@ -10,6 +10,7 @@ import torch
 from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import (
+    Cancel,
     Drop,
     Evicted,
     Export,
@@ -58,11 +59,16 @@ def test_a_turn_that_can_never_fit_is_refused_at_once_and_costs_no_session_its_s
 def test_a_turn_that_has_to_wait_for_a_lane_evicts_nothing_and_still_goes_on_from_its_own_state():
     driver = holding("a", "b", "c", lanes=2, images=6, pages=8)
     ledger = driver.engine.memory.checkpoints[0].ledger
-    driver.submit(prompt(1)[:40], max_tokens=250, ignore_eos=True)  # 5 of the 8 pages
+    running = driver.submit(prompt(1)[:40], max_tokens=250, ignore_eos=True)  # 5 of the 8 pages
     driver.engine.step()
     waiting = driver.submit(ledger, session="a", max_tokens=200, ignore_eos=True)  # 4 more
-    driver.engine.step()
-    assert driver.call(Inspect("i")).facts["lanes_running"] == 1 and sessions_of(driver) == 3
+    for _ in range(5):
+        driver.engine.step()
+        assert driver.call(Inspect("i")).facts["lanes_running"] == 1 and sessions_of(driver) == 3
+    driver.engine.execute(Cancel(running))
+    while not driver.started_events(waiting):
+        assert driver.engine.step()
+    driver.engine.execute(Cancel(waiting))
     driver.steps()
     assert driver.started(waiting).hit == "device" and driver.started(waiting).reused == len(ledger) - 1
 

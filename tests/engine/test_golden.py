@@ -29,10 +29,11 @@ def compared_rounds(accepted: list[int], tokens: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids=[f"{b}-{k}" for b, k, _ in CONFIGURATIONS])
 def configured(request: pytest.FixtureRequest) -> tuple[list[Finished], str | None]:
-    """All golden turns, six at a time."""
+    """All golden turns, six at a time. Their last round has all of its drafts, too: the budget shortens none."""
     backend, draft_tokens, key = request.param
     driver = Driver(backend, draft_tokens, lanes=6, images=0)
-    turns = [driver.submit(prompt(index), max_tokens=128, ignore_eos=True) for index in range(12)]
+    tokens = len(golden()[0]["greedy"]) + (draft_tokens or 0)
+    turns = [driver.submit(prompt(index), max_tokens=tokens, ignore_eos=True) for index in range(12)]
     driver.steps()
     return [driver.finished(turn) for turn in turns], key
 

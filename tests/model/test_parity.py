@@ -25,7 +25,7 @@ from model.target import Target
 from model.weights import WeightFiles
 from tests.model.parity import Runner, distance, random_sizes, randomise
 
-VOCABULARY, HIDDEN, TOKENS = 48, 32, 90
+VOCABULARY, HIDDEN, TOKENS = 48, 32, 72  # more than a page of tokens
 LINEAR, FULL = "linear_attention", "full_attention"
 PATTERNS = [
     [LINEAR, LINEAR, LINEAR, FULL],
