@@ -150,7 +150,7 @@ class _Stream:
             self._open, self._said = type(piece), ""
             item = _begun(piece)
             yield self._added({"id": self._name(piece), "type": item["type"], "status": "in_progress", **item})
-            yield self._part("response.content_part.added", _content(piece, ""))
+            yield self._part("response.content_part.added", part=_content(piece, ""))
         self._said += piece.text
         more = {"logprobs": []} if isinstance(piece, Text) else {}
         yield self._part(f"response.{_content(piece, '')['type']}.delta", delta=piece.text, **more)
@@ -162,7 +162,7 @@ class _Stream:
         content = _content(piece, self._said)
         more = {"logprobs": []} if isinstance(piece, Text) else {}
         yield self._part(f"response.{content['type']}.done", text=self._said, **more)
-        yield self._part("response.content_part.done", content)
+        yield self._part("response.content_part.done", part=content)
         item = {"id": self._name(piece), "status": "completed", **_begun(piece), "content": [content]}
         self._open = None
         yield self._done(item)
@@ -185,11 +185,10 @@ class _Stream:
         self.output.append(item)
         return self.event("response.output_item.done", output_index=len(self.output) - 1, item=item)
 
-    def _part(self, kind: str, part: dict[str, Any] | None = None, **fields: Any) -> str:
+    def _part(self, kind: str, **fields: Any) -> str:
         prefix = "rs" if self._open is Thought else "msg"
         place = {"item_id": item_id(prefix, self.turn, len(self.output)), "output_index": len(self.output)}
-        shown = {"part": part} if part is not None else {}
-        return self.event(kind, **place, content_index=0, **shown, **fields)
+        return self.event(kind, **place, content_index=0, **fields)
 
     def _name(self, piece: Piece) -> str:
         prefix = {Thought: "rs", Text: "msg", ToolCall: "fc"}[type(piece)]

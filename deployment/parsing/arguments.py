@@ -36,7 +36,8 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return _TYPES
     given = schema.get("type")
-    types = frozenset([given] if isinstance(given, str) else given if _are_names(given) else _TYPES) & _TYPES or _TYPES
+    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    types = frozenset(name for name in named if isinstance(name, str)) & _TYPES or _TYPES
     for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, list) and values:
             types &= frozenset().union(*map(_types_of_value, values))
@@ -49,10 +50,6 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         for part in parts:
             types &= types_of(part, root, depth + 1)
     return types or frozenset({"string"})
-
-
-def _are_names(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(isinstance(name, str) for name in given)
 
 
 def _led_to(reference: str, root: Mapping[str, Any]) -> Any:

@@ -97,8 +97,9 @@ class TurnText:
                 self.reasoning_tokens += 1
                 ids = ids[1:]
         reasoning = ""
-        if self._thinking and self._close in ids:
-            end = list(ids).index(self._close)
+        close = self._close
+        if self._thinking and close is not None and close in ids:
+            end = list(ids).index(close)
             self.reasoning_tokens += end + 1
             reasoning = self._stripped(self._detokenizer.push(ids[:end]) + self._detokenizer.flush())
             self._detokenizer = Detokenizer(self._tokenizer)

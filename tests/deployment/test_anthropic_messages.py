@@ -49,7 +49,7 @@ def test_a_message_is_the_same_whole_and_streamed(api: anthropic.Anthropic):
     assert (whole.stop_reason, whole.role, whole.model) == ("end_turn", "assistant", "demo")
     with api.messages.stream(model="demo", max_tokens=60, extra_body={"temperature": 0}, messages=COUNT) as stream:
         assert "".join(stream.text_stream) == NUMBERS
-        final = stream.get_final_message()
+        final: Any = stream.get_final_message()
     assert [(block.type, block.text) for block in final.content] == [("text", NUMBERS)]
     assert final.usage.output_tokens == whole.usage.output_tokens
     used = final.usage

@@ -105,7 +105,7 @@ def shown(events: list[TurnEvent]) -> list[TurnEvent]:
     return [*deltas, *(replace(event, seconds=0.0) for event in events if isinstance(event, Closed))]
 
 
-def logprobs(events: list[TurnEvent]) -> list[float]:
+def logprobs(events: list[TurnEvent]) -> list[float | None]:
     facts = [fact for event in events if isinstance(event, Delta) for fact in event.logprobs]
     return [value for fact in facts for value in (fact.logprob, *(logprob for _, logprob in fact.top))]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deployment.parsing.tool_calls import Part, ToolCallReader, WrittenCall
@@ -12,6 +12,7 @@ from model.chat_template import ChatTemplate
 
 PIECES = ["<tool_call>", "</tool_call>", "\n", "<function=f>", "</function>", "<parameter=a>", "<parameter=b>",
           "</parameter>", "x", " ", "<", "<function=", "ü", ">"]  # fmt: skip
+TEMPLATE = ChatTemplate.load(DEMO / "target")
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 
@@ -46,6 +47,7 @@ def test_what_is_told_depends_on_the_characters_so_far_and_not_on_how_they_were_
     assert merged(first.push(text[:end])) == merged([part for c in text[:end] for part in single.push(c)])
 
 
+@settings(max_examples=50)
 @given(TEXTS)
 def test_text_without_a_whole_call_comes_back_as_it_was(text: str):
     parts = read(text)
@@ -53,12 +55,12 @@ def test_text_without_a_whole_call_comes_back_as_it_was(text: str):
         assert "".join(str(part) for part in parts) == text
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from("fgh"), st.dictionaries(st.sampled_from("abc"), st.text())), min_size=1))
 def test_calls_as_the_chat_template_writes_them_are_read_again(calls: list[tuple[str, dict[str, str]]]):
-    template = ChatTemplate.load(DEMO / "target")
     listed = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
     asked = {"role": "user", "content": "x"}
-    text = template.render([asked, {"role": "assistant", "content": "", "tool_calls": listed}])
+    text = TEMPLATE.render([asked, {"role": "assistant", "content": "", "tool_calls": listed}])
     text = text.rpartition("<|im_start|>assistant\n<think>\n\n</think>\n\n")[0].partition("</think>\n\n")[2]
     values = [value for _, arguments in calls for value in arguments.values()]
     if not any(f"\n{value}".find("\n</parameter>") >= 0 for value in values):
