@@ -29,6 +29,10 @@ ASK: Any = [{"role": "user", "content": "What is 3 plus 4?"}]
 ONE = {"tools": [ADD], "tool_choice": "required", "temperature": 0, "max_tokens": 90, "parallel_tool_calls": False}
 
 
+CALL_TOKEN = 8185
+"""`<tool_call>` of the demo model."""
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving() as url:
@@ -68,7 +72,8 @@ def test_a_named_function_is_called_once_and_none_is_called_where_none_may_be(ap
     named = ask(api, tools=[ODD, ADD], tool_choice={"type": "function", "function": {"name": "add"}}, temperature=1)
     (call,) = named.choices[0].message.tool_calls
     assert call.function.name == "add" and checked(call)
-    nothing = ask(api, tool_choice="none", max_tokens=30).choices[0]
+    eager = {"logit_bias": {str(CALL_TOKEN): 100}, "max_tokens": 30}
+    nothing = ask(api, tool_choice="none", **eager).choices[0]
     assert nothing.message.tool_calls is None and "<tool_call>" not in nothing.message.content
 
 
