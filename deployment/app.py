@@ -1,8 +1,10 @@
 """The Ray Serve application: `serve run deployment.app:build`, or a config file of `deployment/configs/`."""
 
 # No `from __future__ import annotations`: Serve reads the builder's annotation to make its arguments an AppArgs.
+from typing import Any
+
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from deployment.ingress import Ingress
 from deployment.replica import EngineReplica
@@ -24,8 +26,27 @@ def leaving_seconds(state_bytes: int) -> float:
     return LEAST_LEAVING_SECONDS + state_bytes / MOVE_BYTES_PER_SECOND
 
 
+BUSY = 0.8
+"""Of all lanes, how many may be taken, or waited for, before another replica is started."""
+
+
+def scaling(args: AppArgs) -> dict[str, Any]:
+    """How many replicas Serve keeps, as options of `serve.deployment`. It counts turns that run and turns that wait. A
+    replica that goes gives its sessions away first, so that fewer of them lose nothing."""
+    if args.most_replicas is None:
+        return {"num_replicas": args.replicas}
+    config = AutoscalingConfig(
+        min_replicas=args.replicas,
+        max_replicas=args.most_replicas,
+        target_ongoing_requests=BUSY * args.lanes,
+        upscale_delay_s=5,
+        downscale_delay_s=300,
+    )
+    return {"autoscaling_config": config}
+
+
 def build(args: AppArgs) -> serve.Application:
-    """One ingress in front of `args.replicas` engines."""
+    """One ingress in front of `args.replicas` engines, or of more while there is more to do."""
     return application(args, EngineReplica)
 
 
@@ -34,7 +55,6 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
     engines = serve.deployment(
         replica,
         name="EngineReplica",
-        num_replicas=args.replicas,
         ray_actor_options=args.ray_actor_options,
         # Turns queue in the engine, which knows its lanes; Serve should not hold any back.
         max_ongoing_requests=1024,
@@ -47,6 +67,7 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=leaving_seconds(args.host_store_bytes),
         max_constructor_retry_count=2,
+        **scaling(args),
     )
     ingress = serve.deployment(
         Ingress,

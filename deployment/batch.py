@@ -21,6 +21,7 @@ from pydantic import Field, StrictInt, StrictStr
 from rich.console import Console
 from rich.progress import Progress
 
+from deployment.content_parts import chat_part, parts_of
 from deployment.engine.errors import INVALID_REQUEST
 from deployment.engine.loading import Models
 from deployment.engine.messages import Failed, Grammar, Submit
@@ -94,6 +95,8 @@ def _check(body: LineBody) -> None:
         raise invalid("prompt: must have exactly one of prompt, prompt_ids and messages", "prompt")
     if sum(given is not None for given in (body.response_format, body.regex, body.lark)) > 1:
         raise invalid("response_format: must have at most one of response_format, regex and lark", "response_format")
+    if media := parts_of(body.source.messages or (), chat_part).media:
+        raise invalid(f"{media[0].place}: images and videos are not supported in a batch", media[0].place)
     if body.chat_template_kwargs is not None and not body.messages:
         raise invalid("chat_template_kwargs: needs messages, which the template renders", "chat_template_kwargs")
 

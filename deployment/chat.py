@@ -85,8 +85,8 @@ class Chat:
         self._state: tuple[str, str] | None = None
         self._inside_line = False
         self._commands = {
-            "/fork": Command(self._fork, "[NAME]", "goes on in a copy of the session"),
-            "/checkpoint": Command(self._checkpoint, "", "keeps the session's state as it is now"),
+            "/fork": Command(self._fork, "[NAME] [@PLACE]", "goes on in a copy, as of a checkpoint if one is named"),
+            "/checkpoint": Command(self._checkpoint, "[NAME]", "keeps the session as it is now"),
             "/migrate": Command(self._migrate, "[REPLICA]", "moves the session to another replica"),
             "/sessions": Command(self._sessions, "", "lists your sessions"),
             "/switch": Command(self._switch, "NAME", "goes on in another session, or begins it"),
@@ -202,14 +202,15 @@ class Chat:
 
     # ------------------------------------------------------------------------------------------------ commands
 
-    def _fork(self, child: str) -> None:
-        forked = self._client.fork(self._session, child or None)
+    def _fork(self, argument: str) -> None:
+        child, _, place = argument.partition("@")
+        forked = self._client.fork(self._session, child.strip() or None, checkpoint=place.strip() or None)
         self._note(f"session {self._session} is forked at frontier {forked['frontier']}")
         self.enter(forked["id"])
 
-    def _checkpoint(self, _: str) -> None:
-        made = self._client.checkpoint(self._session)
-        self._note(f"session {self._session} has a checkpoint at frontier {made['frontier']}")
+    def _checkpoint(self, name: str) -> None:
+        made = self._client.checkpoint(self._session, name or None)
+        self._note(f"session {self._session} has a checkpoint {made['name']} at frontier {made['frontier']}")
 
     def _migrate(self, replica: str) -> None:
         moved = self._client.migrate(self._session, replica or None)
@@ -235,7 +236,7 @@ class Chat:
 
     def _help(self, _: str) -> None:
         for name, command in self._commands.items():
-            self._note(f"{name} {command.argument}".ljust(20) + command.help)
+            self._note(f"{name} {command.argument}".ljust(24) + command.help)
         self._note("Ctrl-C ends an answer.")
 
     # ------------------------------------------------------------------------------------------------ the terminal

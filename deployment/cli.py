@@ -79,6 +79,12 @@ def serve(
     durable: Annotated[
         str | None, typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: nowhere.")
     ] = None,
+    media_hosts: Annotated[
+        str | None, typer.Option(help="Hosts from which images are fetched, as in a.org,*.b.org; default: none.")
+    ] = None,
+    media_items: Annotated[int, typer.Option(help="Images and videos that a request may have.")] = 32,
+    media_bytes: Annotated[int, typer.Option(help="Bytes that one of them may have.")] = 20 << 20,
+    media_pixels: Annotated[int, typer.Option(help="Pixels that an image may have.")] = 50_000_000,
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
@@ -121,6 +127,10 @@ def serve(
             accept_new_weights=accept_new_weights,
             cluster_key_file=cluster_key_file,
             durable=durable,
+            media_hosts=media_hosts,
+            media_items=media_items,
+            media_bytes=media_bytes,
+            media_pixels=media_pixels,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

@@ -142,6 +142,11 @@ class DurableCopies:
         finally:
             await asyncio.to_thread(reading.__exit__, None, None, None)
 
+    async def has(self, key: SessionKey) -> bool:
+        """Whether there is a whole publication of a session."""
+        async with self.found(key) as found:
+            return found is not None
+
     async def taken(self, key: SessionKey) -> None:
         """A session was brought back, and turns may follow: what lies in the tier is not the newest for ever."""
         await asyncio.to_thread(self._registry.note_restored, key_digest(key))

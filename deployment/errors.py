@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deployment.engine import errors as engine
@@ -52,6 +53,19 @@ class RequestError(Exception):
 
 def invalid(message: str, param: str | None = None) -> RequestError:
     return RequestError(400, engine.INVALID_REQUEST, message, param)
+
+
+def invalid_media(message: str, param: str) -> RequestError:
+    return RequestError(400, "invalid_media", message, param)
+
+
+def media_too_large(message: str, param: str) -> RequestError:
+    return RequestError(413, "media_too_large", message, param)
+
+
+def field_name(place: Iterable[str | int]) -> str:
+    """A field inside a body, as in `messages[0].content`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def unknown_session(session: str) -> RequestError:

@@ -69,18 +69,15 @@ class Ingress:
         cluster = Cluster(context.app_name, args.durable)
         me = context.replica_id.unique_id
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
-        self.connect(Replicas(engine, cluster), cluster, args.model_id, last_call, args.host_store_bytes)
+        self.connect(Replicas(engine, cluster), cluster, args, last_call)
 
-    def connect(
-        self, replicas: Replicas, cluster: Cluster, model: str, last_call: LastCall, document_limit: int
-    ) -> None:
-        """`document_limit`: bytes of a session that is imported."""
-        self._model = model
+    def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
+        self._model = model = args.model_id
         self._replicas = replicas
-        self._turns = TurnApi(replicas, cluster, model, last_call)
-        self._tokens = TokenApi(replicas, model)
+        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits)
+        self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
-        self._sessions = SessionApi(replicas, cluster, document_limit)
+        self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
         self._responses = ResponsesApi(self._turns, self._tokens, self._sessions, replicas, model)
 
     # ------------------------------------------------------------------------------------------------ turns
@@ -125,6 +122,14 @@ class Ingress:
     @api.get("/v1/sessions/{name:path}/checkpoints")
     async def list_checkpoints(self, request: Request, name: str) -> Any:
         return await self._sessions.checkpoints(request, name)
+
+    @api.post("/v1/sessions/{name:path}/checkpoints")
+    async def make_checkpoint(self, request: Request, name: str) -> Any:
+        return await self._sessions.checkpoint(request, name)
+
+    @api.delete("/v1/sessions/{name:path}/checkpoints/{checkpoint}")
+    async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
+        return await self._sessions.delete_checkpoint(request, name, checkpoint)
 
     @api.post("/v1/sessions/import")
     async def import_session(self, request: Request, id: str | None = None) -> Any:

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from deployment.errors import invalid
+from deployment.errors import field_name, invalid
 
 MAX_DEPTH = 16
 """Nesting of a request body. What a session keeps of it lies deeper in a manifest, which has a limit of its own."""
@@ -38,7 +38,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_plain(value: Any, place: tuple[str, ...]) -> None:
+def _check_plain(value: Any, place: tuple[str | int, ...]) -> None:
     wrong = ""
     limit = MAX_SCHEMA_DEPTH if place[:1] and place[0] in _SCHEMAS else MAX_DEPTH
     if len(place) > limit:
@@ -49,7 +49,7 @@ def _check_plain(value: Any, place: tuple[str, ...]) -> None:
             _check_plain(element, (*place, key))
     elif isinstance(value, list):
         for index, element in enumerate(value):
-            _check_plain(element, (*place, str(index)))
+            _check_plain(element, (*place, index))
     elif isinstance(value, str):
         try:
             value.encode()
@@ -60,7 +60,7 @@ def _check_plain(value: Any, place: tuple[str, ...]) -> None:
     elif isinstance(value, float):
         wrong = "" if math.isfinite(value) else "must be a finite number"
     if wrong:
-        param = ".".join(place)
+        param = field_name(place)
         raise invalid(f"{param or 'the request body'}: {wrong}", param or None)
 
 

@@ -12,7 +12,8 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,10 +33,11 @@ from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists
+from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
+from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
 """How long a session that is made of an image waits for all copies to hold it."""
@@ -71,8 +73,9 @@ class SessionKeeper:
         self._cluster = cluster
         self._durable = durable
         self._owned = OwnedSessions(
-            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced, no_room=self._no_room,
-            offered=self._offered, drain=lambda message: self._drain(message),
+            replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced,
+            copies_lost=self._copies_lost, no_room=self._no_room, offered=self._offered,
+            drain=lambda message: self._drain(message),
         )  # fmt: skip
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals)
         self._sessions: dict[SessionKey, Session] = {}
@@ -141,6 +144,8 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=False)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
+            if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
+                return await self._restored(key, anew, accept_durable)
             if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
@@ -152,6 +157,7 @@ class SessionKeeper:
         async with self._durable.found(key) as found:
             usable = found is not None and (found.continues or accept_durable or anew)
             if not usable and not anew:
+                self._owned.forget(key)
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
@@ -167,7 +173,7 @@ class SessionKeeper:
                 opened = await self._taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
             self._sessions[key] = session
-            await self.settle(session)
+            await self.settle_again(session)
             await self._durable.taken(key)
         return session, hit
 
@@ -187,24 +193,32 @@ class SessionKeeper:
             raise session_unavailable(key.session, "the directory does not answer") from None
         return placed
 
-    async def create(self, key: SessionKey, like: Session) -> Session:
-        """A new session here with the same past, which is not in its copies before `settle`. RequestError (409) if the
-        name is taken."""
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session.of_record(key, opened.epoch, like.record())
-        session.foreign, session.created = like.foreign, like.created
-        return session
+    @asynccontextmanager
+    async def creating(self, key: SessionKey, past: SessionRecord, like: Session) -> AsyncGenerator[Session, None]:
+        """A new session here with a past of that one's, and time to give it state: all copies hold it when this is
+        over, and nobody gets it before. RequestError: 409 if the name is taken, 503."""
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session.of_record(key, opened.epoch, past)
+            session.foreign, session.created = like.foreign, like.created
+            try:
+                yield session
+                await self.settle(session)
+            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
+                await self.abandon(session)
+                raise
 
     async def create_empty(self, key: SessionKey) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session(key, opened.epoch, created=True)
-        try:
-            await self.write(key, [HeadMoved(NOTHING, None, 0)])
-        except BaseException:
-            await self.abandon(session)
-            raise
-        return session
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session(key, opened.epoch, created=True)
+            try:
+                await self.write(key, [HeadMoved(NOTHING, None, 0)])
+            except BaseException:
+                await self.abandon(session)
+                raise
+            return session
 
     async def create_imported(self, key: SessionKey, document: bytes) -> Session:
         """A new session here from a document of another server or time. Nothing of it stays unless all of it fits.
@@ -212,24 +226,40 @@ class SessionKeeper:
         Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
         depends on is not the same here.
         """
-        opened = await self._taken_new(key)
-        session = self._sessions[key] = Session(key, opened.epoch)
-        session.moving = True  # no turn begins in what is not there yet
-        try:
-            record = await self._rebuilder.exactly(key, document)
-            session = self._sessions[key] = Session.of_record(key, session.epoch, record)
-            session.created = True
-            await self.settle(session)
-        except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
-            await self.abandon(session)
-            raise
-        return session
+        async with self._getting.of(key):
+            opened = await self._taken_new(key)
+            session = self._sessions[key] = Session(key, opened.epoch)
+            session.moving = True  # no turn begins in what is not there yet
+            try:
+                record = await self._rebuilder.exactly(key, document)
+                session = self._sessions[key] = Session.of_record(key, session.epoch, record)
+                session.created = True
+                await self.settle(session)
+            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
+                await self.abandon(session)
+                raise
+            return session
 
     async def settle(self, session: Session) -> None:
-        """A session that did not begin with a turn: all copies hold it when this returns. RequestError (503)."""
+        """A new session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
+
+        Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
+        """
+        await self._settle(session, None)
+
+    async def settle_again(self, session: Session) -> None:
+        """The same of one that was there before, and is not what its copies' log and images say."""
+        await self._settle(session, session.turns[-1].id if session.turns else None)
+
+    async def recorded(self, session: Session) -> None:
+        """Something was added to the session's record between two turns: all copies have it when this returns."""
+        await self.settle_again(session)
+        await self._durable.turn_ended(session)
+
+    async def _settle(self, session: Session, turn: str | None) -> None:
         session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
-            await self.write(session.key, [HeadMoved(NOTHING, None, 0)])
+            await self.write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
             await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
@@ -238,16 +268,17 @@ class SessionKeeper:
         finally:
             session.moving = False
 
-    async def _taken(self, key: SessionKey, anew: bool) -> Opened:
+    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew)
+            return await self._owned.take(key, anew=anew, holds=holds)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
     async def _taken_new(self, key: SessionKey) -> Opened:
-        if await self.located(key) is not None:
+        """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
+        if self.held(key) is not None:
             raise session_exists(key.session)
         try:
             opened = await self._taken(key, anew=False)
@@ -544,6 +575,40 @@ class SessionKeeper:
             log.info("session %s has another owner now", key)
             self._owned.forget(key)
             self._lose(session)
+
+    def _copies_lost(self, key: SessionKey, holds: Epoch | None) -> None:
+        """No store has anything of a session any more. At rest, all of it is here still; a turn that runs cannot be
+        published, and ends."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        log.warning("no copy of session %s is left in any store", key)
+        self._owned.forget(key)
+        if holds is None or not session.free:
+            self._lose(session)
+            return
+        del self._sessions[key]
+        self._spawn(self._founded_again(session, holds))
+
+    async def _founded_again(self, session: Session, holds: Epoch) -> None:
+        """Gives the session new copies of what is here, if that is what was published last; else it is given up."""
+        key = session.key
+        async with self._getting.of(key):
+            if key in self._sessions:
+                return  # a full history has begun it anew
+            try:
+                opened = await self._taken(key, anew=False, holds=holds)
+                while not self._is_loaded(opened):
+                    opened = await self._taken(key, anew=False, holds=holds)
+                session.epoch, session.since = opened.epoch, 0
+                self._sessions[key] = session
+                await self.settle_again(session)
+            except (NotOwned, RequestError) as error:
+                log.warning("session %s is given up: %s", key, error)
+                self._owned.forget(key)
+                self._sessions.pop(key, None)
+                self._durable.forget(key)
+                await self._drop(session)
 
     def _lose(self, session: Session) -> None:
         """What is here of a session is not what counts any more."""

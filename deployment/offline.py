@@ -25,6 +25,7 @@ from deployment.engine.messages import (
     Tokens,
 )
 from deployment.engine.options import EngineOptions
+from deployment.shown_media import ShownMedia
 from deployment.turns import Message, Prompt, after_thinking, choices, full_history, thinking_budget
 from state.geometry import pages_for
 
@@ -121,6 +122,7 @@ def _encoded(models: Models, source: Source, asked: Asked) -> Prompt:
             enable_thinking=asked.enable_thinking,
             tools=asked.tools,
             limit=models.context,
+            shown=ShownMedia(models.vision),
         )
     ids = source.prompt_ids if source.prompt_ids is not None else models.tokenizer.encode(source.prompt or "")
     return Prompt(tuple(ids), 0)

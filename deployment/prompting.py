@@ -2,54 +2,73 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
 from deployment.engine import errors as engine_errors
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, unknown_session
+from deployment.media_items import MediaItems
+from deployment.media_limits import MediaLimits
 from deployment.parsing.turn_text import think_is_open
 from deployment.session import Session
+from deployment.shown_media import ShownMedia
 from deployment.turn_records import tools_sha256
 from deployment.turns import Prompt, append, full_history
 from deployment.wire import TurnRequest
+from model.errors import MediaError
+from model.media import MediaItem
 from state.fingerprint import Mismatch
 
 
 class Prompter:
-    """Long messages take seconds to render and tokenise: call this from another thread than the event loop's."""
+    """Long messages take seconds to render and tokenise, and so do media to decode: all on other threads."""
 
-    def __init__(self, service: EngineService, *, accept_new_weights: bool) -> None:
+    def __init__(self, service: EngineService, *, accept_new_weights: bool, media: MediaLimits | None = None) -> None:
+        vision = service.vision
         self._service = service
         self._accept_new_weights = accept_new_weights
+        self._media = MediaItems(vision.rules if vision else None, media or MediaLimits(), service.context_limit)
 
-    def alone(self, request: TurnRequest) -> Prompt:
+    async def alone(self, request: TurnRequest) -> Prompt:
         """The prompt of a request that carries all of it. RequestError (400)."""
-        return self._text(request) if request.mode == "prompt" else self._history(request)
-
-    def encoded(self, request: TurnRequest) -> tuple[int, ...]:
-        """The prompt's ids, however long it is, and nothing that takes longer to find. RequestError (400)."""
-        tokenizer = self._service.tokenizer
         if request.mode == "prompt":
-            return tuple(tokenizer.encode(request.prompt)) if isinstance(request.prompt, str) else request.prompt
-        return self._rendered(request, limit=1).ids
+            return await asyncio.to_thread(self._text, request)
+        items = await self._media.of(request.media)
+        return await asyncio.to_thread(self._history, request, items)
 
-    def appended(self, request: TurnRequest, session: Session) -> Prompt:
+    async def encoded(self, request: TurnRequest) -> tuple[int, ...]:
+        """The prompt's ids, however long it is, and nothing that takes longer to find. RequestError (400)."""
+        if request.mode == "prompt":
+            asked, encode = request.prompt, self._service.tokenizer.encode
+            return tuple(await asyncio.to_thread(encode, asked)) if isinstance(asked, str) else asked
+        items = await self._media.of(request.media)
+        return (await asyncio.to_thread(self._rendered, request, items, 1)).ids
+
+    async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         """The prompt of an append turn, which goes on from the session's ledger; the first turn of a session has
         nothing to go on from. RequestError: 400, 404, or 409 if something else made
         the ledger."""
+        items = await self._media.of(request.media)
+        return await asyncio.to_thread(self._appended, request, session, items)
+
+    def _appended(self, request: TurnRequest, session: Session, items: Sequence[MediaItem]) -> Prompt:
         if not session.ledger and not session.created:
             raise unknown_session(session.key.session)
         if not session.ledger:
-            return self._history(request)
+            return self._history(request, items)
         if session.foreign is not None:
             self._check_foreign(session, session.foreign.mismatch)
         _check_tools(request, session)
-        return self._append(request, session)
+        return self._append(request, session, items)
 
-    def _history(self, request: TurnRequest) -> Prompt:
-        prompt = self._rendered(request, self._service.context_limit)
+    def _history(self, request: TurnRequest, items: Sequence[MediaItem]) -> Prompt:
+        prompt = self._rendered(request, items, self._service.context_limit)
         self._check_length(prompt)
         return prompt
 
-    def _rendered(self, request: TurnRequest, limit: int) -> Prompt:
+    def _rendered(self, request: TurnRequest, items: Sequence[MediaItem], limit: int) -> Prompt:
         service = self._service
         try:
             return full_history(
@@ -61,6 +80,7 @@ class Prompter:
                 tools=request.tools.tools if request.tools is not None else None,
                 limit=limit,
                 continues=request.continues,
+                shown=ShownMedia(service.vision, items),
             )
         except ValueError as error:
             raise invalid(f"messages: {error}", "messages") from None
@@ -77,7 +97,7 @@ class Prompter:
             mismatch.field,
         )
 
-    def _append(self, request: TurnRequest, session: Session) -> Prompt:
+    def _append(self, request: TurnRequest, session: Session, items: Sequence[MediaItem]) -> Prompt:
         service = self._service
         try:
             prompt = append(
@@ -87,11 +107,12 @@ class Prompter:
                 request.messages,
                 think_is_open=think_is_open(service.tokenizer, session.ledger[session.opener :]),
                 enable_thinking=request.enable_thinking,
+                shown=ShownMedia(service.vision, items),
             )
         except ValueError as error:
             raise invalid(f"messages: {error}", "messages") from None
         self._check_length(prompt)
-        return prompt
+        return replace(prompt, media=(*session.media, *prompt.media))
 
     def _check_length(self, prompt: Prompt, param: str = "messages") -> None:
         limit = self._service.context_limit
@@ -115,6 +136,10 @@ class Prompter:
             raise invalid(f"prompt: {what}", "prompt")
         if not ids:
             raise invalid("prompt: is empty; at least one token is needed", "prompt")
+        try:
+            ShownMedia(self._service.vision).placed(ids)
+        except MediaError as error:
+            raise invalid(f"prompt: {error}", "prompt") from None
         prompt = Prompt(ids, len(ids))
         self._check_length(prompt, "prompt")
         return prompt

@@ -21,7 +21,7 @@ from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineErro
 from deployment.engine.messages import Drop, Hit, Import, Imported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_unavailable
-from deployment.ownership.log import Deleted, HeadMoved
+from deployment.ownership.log import Deleted, HeadMoved, Record
 from deployment.ownership.log_format import read_head
 from deployment.ownership.messages import Image, Opened
 from deployment.ownership.words import Member, SessionKey
@@ -59,7 +59,9 @@ class Rebuilder:
         came = await self._of_arrival(opened, arrival) if arrival is not None else None
         session, hit = came or await self._newest_image(opened)
         said = living(opened.records)
-        session.created = bool(opened.images) or any(isinstance(record, HeadMoved) for record in said)
+        session.created = bool(opened.images) or any(
+            isinstance(record, HeadMoved) and record.turn is None and not record.length for record in said
+        )
         booked = {turn.id for turn in session.turns}
         turns = logged_turns(said)
         for turn in turns:
@@ -115,11 +117,14 @@ class Rebuilder:
         finished = turn.finished()
         if finished is None or not (finished.token_ids or finished.hidden_ids):
             return
-        request, prompt = turn.request(session.key), turn.prompt
+        request, prompt = turn.request(session.key), turn.prompt(session.media)
         text = turn_text(self._service.tokenizer, request, prompt, 0)
         text.push(finished.token_ids, finished.text_cut)
         text.flush()
-        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished)
+        seed, ended = turn.began.seed, turn.course(0).ended
+        record = turn_record(
+            request, self._replica, request.turn, seed, None, finished, ended.at if ended is not None else 0.0
+        )
         session.book(prompt, finished, told_in_all(request, text), record)
 
     async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
@@ -173,7 +178,24 @@ class Rebuilder:
 
 def exists(opened: Opened) -> bool:
     """Whether anything is there; what was deleted, or never began, is not."""
-    return bool(opened.images) or bool(living(opened.records))
+    return bool(opened.images) or any(not _needs_image(record) for record in living(opened.records))
+
+
+def unfinished(opened: Opened) -> bool:
+    """Whether somebody made the session of a past that did not get into its copies: nobody was told that it exists."""
+    return not exists(opened) and bool(living(opened.records))
+
+
+def lacks_image(opened: Opened) -> bool:
+    """Whether an older session was to be given new copies, and its owner died before the first of them had it."""
+    moves = [one for one in living(opened.records) if isinstance(one, HeadMoved)]
+    alone = len(moves) == len(living(opened.records))
+    return alone and not opened.images and any(one.turn is not None for one in moves)
+
+
+def _needs_image(record: Record) -> bool:
+    """A fork, an import or a session out of the durable tier begins with so many ids, which only its image says."""
+    return isinstance(record, HeadMoved) and record.turn is None and record.length > 0
 
 
 def _call() -> str:

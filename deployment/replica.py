@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -24,10 +24,12 @@ from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Facts, Fork, Inspect
+from deployment.engine.messages import Facts, Inspect
 from deployment.engine.service import EngineService
-from deployment.errors import Refused, RequestError, of_engine, session_busy
+from deployment.errors import Refused, RequestError, of_engine
 from deployment.event_ids import EventId
+from deployment.fork_points import ForkAt
+from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
 from deployment.moving import ToDestination, Welcome
@@ -55,6 +57,7 @@ from deployment.wire import (
     TurnEvent,
     TurnRequest,
 )
+from state.session_record import ForkPoint
 
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
@@ -126,8 +129,9 @@ class EngineReplica:
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
         self._drainer = Drainer(self._keeper)
+        self._forking = Forking(self._service, self._keeper)
         self._lanes = args.lanes
-        self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights)
+        self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
             self._id,
             self._model,
@@ -242,7 +246,7 @@ class EngineReplica:
     async def encode(self, route: Route, request: TurnRequest) -> Encoded | Refused:
         """The prompt that a turn would have."""
         try:
-            ids = await asyncio.to_thread(self._prompter.encoded, request)
+            ids = await self._prompter.encoded(request)
         except RequestError as error:
             return error.refused
         return Encoded(ids, tuple(map(self._service.tokenizer.spelled, ids)), self._service.context_limit)
@@ -287,23 +291,32 @@ class EngineReplica:
     async def _send(self, replica: str, message: ToDestination) -> Welcome | NotHere | Refused:
         return await self._peers.receive.remote(Route(str(message.key), replica), message)
 
-    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted | NotHere | Refused:
-        """Gives `child_key` all that the session is now. The child lives here, sharing the parent's pages."""
-        return await self._asked(self._fork(route, key, child_key))
+    async def fork(
+        self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None
+    ) -> Adopted | NotHere | Refused:
+        """Gives `child_key` all that the session is, or was. The child lives here, sharing the parent's pages."""
+        return await self._asked(self._fork(route, key, child_key, at))
 
-    async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey) -> Adopted:
+    async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        if not await self._keeper.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be forked between turns")
-        child = await self._keeper.create(child_key, like=session)
-        try:
-            if session.ledger:
-                await self._fork_state(session, child)
-            await self._keeper.settle(child)
-        except (EngineError, RequestError):
-            await self._keeper.abandon(child)
-            raise
+        child = await self._forking.fork(session, child_key, at)
         return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint | NotHere | Refused:
+        """Keeps where the session stands now."""
+        return await self._asked(self._checkpoint(route, key, name))
+
+    async def _checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return await self._forking.checkpoint(session, name)
+
+    async def delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool | NotHere | Refused:
+        return await self._asked(self._delete_checkpoint(route, key, name))
+
+    async def _delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        await self._forking.delete_checkpoint(session, name)
+        return True
 
     async def _asked(self, answer: Awaitable[T]) -> T | NotHere | Refused:
         """Refusals as values; `NotHere` with the owner if that is another replica."""
@@ -316,18 +329,6 @@ class EngineReplica:
             return error.refused
         except EngineError as error:
             return of_engine(error.code, error.message, error.param)
-
-    async def _fork_state(self, session: Session, child: Session) -> None:
-        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id)
-        try:
-            await self._service.call(fork)
-        except EngineError as error:
-            if error.code != engine_errors.UNKNOWN_SESSION:
-                raise
-            # Without state on the device or in a host store, the child is whole by its ledger.
-            with contextlib.suppress(RequestError, EngineError):
-                await self._keeper.bring_back(session)
-                await self._service.call(fork)
 
     async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | NotHere | Refused:
         """The session as a document for its client."""
@@ -358,7 +359,8 @@ class EngineReplica:
         return await self._asked(self._delete(route, key))
 
     async def _delete(self, route: Route, key: SessionKey) -> bool:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        # `anew`: one of which no copy is left can be deleted too.
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
         await self._keeper.delete(session, time.time())
         self._turns.forget(key)
         return True
@@ -394,6 +396,7 @@ class EngineReplica:
             transcript=tuple(session.transcript),
             turns=tuple(turn_object(turn) for turn in session.turns),
             checkpoints=session.checkpoints,
+            fork_points=tuple(replace(point, ledger=(), transcript=()) for point in session.fork_points),
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:

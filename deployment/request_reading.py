@@ -35,14 +35,18 @@ def tenant_of(request: Request) -> str:
 
 
 def session_name(name: str, param: str) -> str:
+    return visible_name(name, param, "a session's name")
+
+
+def visible_name(name: str, param: str, what: str) -> str:
     if not 1 <= len(name) <= 128 or not all("!" <= character <= "~" for character in name):
-        raise invalid(f"{param}: a session's name has 1 to 128 visible ASCII characters, got {name[:140]!r}", param)
+        raise invalid(f"{param}: {what} has 1 to 128 visible ASCII characters, got {name[:140]!r}", param)
     return name
 
 
 async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     """Raises RequestError (413) as soon as the body is known to be too large: before it is read, if it says so."""
-    too_large = RequestError(413, "body_too_large", f"the request body is larger than {limit} bytes")
+    too_large = body_too_large(limit)
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limit:
         raise too_large
@@ -54,10 +58,18 @@ async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     return bytes(body)
 
 
+def body_too_large(limit: int, part: str = "") -> RequestError:
+    return RequestError(413, "body_too_large", f"the request body {part}is larger than {limit} bytes")
+
+
 async def document_of(request: Request, *, empty: bool = False) -> Any:
     body = await body_of(request)
+    return {} if empty and not body else await document_in(body)
+
+
+async def document_in(body: bytes) -> Any:
     # A large body takes seconds to parse: other requests' streams must not wait for it.
-    return {} if empty and not body else await asyncio.to_thread(read_json, body)
+    return await asyncio.to_thread(read_json, body)
 
 
 @dataclass(frozen=True)

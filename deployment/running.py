@@ -311,7 +311,7 @@ class RunningTurn:
 
     def _commit(self, session: Session, finished: Finished) -> None:
         seed, turn = self._submit.sampling.seed, self._request.turn
-        record = turn_record(self._request, self._replica, turn, seed, self._started, finished)
+        record = turn_record(self._request, self._replica, turn, seed, self._started, finished, time.time())
         session.book(self._prompt, finished, told_in_all(self._request, self._text), record)
 
     # -------------------------------------------------------------------------------------------- what is told

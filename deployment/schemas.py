@@ -19,7 +19,7 @@ from pydantic import (
 
 from deployment.engine.messages import Grammar
 from deployment.engine.tool_grammar import functions_of
-from deployment.errors import RequestError, invalid
+from deployment.errors import RequestError, field_name, invalid
 from deployment.json_reading import json_type, shown
 from deployment.tool_schemas import CalledBefore, NamedTool
 
@@ -69,7 +69,7 @@ values that ask for nothing. null is always one. What nobody knows is ignored, a
 
 
 class Message(BaseModel):
-    """One message. Content is a string or a list of text parts; media are refused by name."""
+    """One message. Content is a string or a list of parts (`deployment/content_parts.py`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,15 +79,15 @@ class Message(BaseModel):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _text_only(cls, content: Any) -> Any:
+    def _text_or_parts(cls, content: Any) -> Any:
+        """What a part says is read later, with its place."""
         if content is None or isinstance(content, str):
             return content
         if not isinstance(content, list):
             raise ValueError("content must be a string or a list of parts")
         for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise ValueError(f"part of type {kind!r} is not supported; only text parts are")
+            if not isinstance(part, dict):
+                raise ValueError(f"a part must be an object, not {json_type(part)}")
         return content
 
 
@@ -291,6 +291,29 @@ class SessionBody(BaseModel):
     id: str | None = None
 
 
+class CheckpointBody(BaseModel):
+    """`name`: by which the session's checkpoint is called; None: one of 8 hex digits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+
+
+class ForkBody(SessionBody):
+    """Where the fork begins: at one of these, or at the session's end."""
+
+    checkpoint: str | None = None
+    turn: str | None = None
+    frontier: int | None = Field(default=None, strict=True, ge=0)
+
+    @field_validator("turn", "frontier")
+    @classmethod
+    def _one_place(cls, place: str | int | None, info: ValidationInfo) -> str | int | None:
+        if any(info.data.get(other) is not None for other in ("checkpoint", "turn")):
+            raise ValueError("at most one of checkpoint, turn and frontier says where the fork begins")
+        return place
+
+
 class MigrateBody(BaseModel):
     """`to`: a replica's id; None lets the server choose another one than the owner."""
 
@@ -340,7 +363,6 @@ def _kind(value: Any) -> type:
 def _explained(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False)[0]
     # Members of a union and validators add their own names to the location; the client knows only fields and indices.
-    place = [str(part) for part in first["loc"] if isinstance(part, int) or ("[" not in part and part not in ("str",))]
-    param = ".".join(place)
+    param = field_name(part for part in first["loc"] if isinstance(part, int) or ("[" not in part and part != "str"))
     message = first["msg"].removeprefix("Value error, ")
     return invalid(f"{param}: {message[:1].lower()}{message[1:]}, got {shown(first['input'])}", param)

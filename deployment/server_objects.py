@@ -7,6 +7,7 @@ from typing import Any
 
 from deployment.ownership.messages import Placed
 from deployment.wire import Adopted, ReplicaInfo, SessionInfo
+from state.session_record import ForkPoint
 
 
 def listed(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -45,12 +46,28 @@ def turns_object(known: SessionInfo) -> dict[str, Any]:
     return _plain(listed(turns))
 
 
+def checkpoint_object(point: ForkPoint, **more: Any) -> dict[str, Any]:
+    """An explicit checkpoint. `image`: up to where a fork finds state; what comes after it is prefilled."""
+    return {
+        "name": point.name,
+        "object": "session.checkpoint",
+        "kind": "explicit",
+        **more,
+        "turn": point.turn,
+        "frontier": point.frontier,
+        "image": point.image or None,
+    }
+
+
 def checkpoints_object(known: SessionInfo) -> dict[str, Any]:
-    """The checkpoints in the session's newest copy, oldest first."""
-    checkpoints = [
-        {"object": "session.checkpoint", "kind": kind, "frontier": frontier} for kind, frontier in known.checkpoints
+    """The explicit checkpoints, oldest first; then the other ones whose state is in the session's newest copy."""
+    explicit = [checkpoint_object(point) for point in known.fork_points if point.name is not None]
+    others = [
+        {"object": "session.checkpoint", "kind": kind, "frontier": frontier}
+        for kind, frontier in known.checkpoints
+        if kind != "explicit"
     ]
-    return listed(checkpoints)
+    return listed(explicit + others)
 
 
 def adopted_object(session: str, kind: str, answer: Adopted, **more: Any) -> dict[str, Any]:

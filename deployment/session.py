@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployment.engine.messages import Finished, Foreign, Hit
+from deployment.fork_points import left_behind, of_turn
 from deployment.ownership import Epoch, SessionKey
 from deployment.turns import Prompt
-from state.session_record import Message, SessionRecord, TurnRecord
+from state.media import Placed
+from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
     from deployment.held_turn import HeldTurn
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """`ledger`: every committed token, hidden stop ids included. `transcript`: what the client saw.
+    """`ledger`: every committed token, hidden stop ids included; `media`: what its placeholders stand for.
+    `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
     that a user wrote. `order`: the log's last record that this says; `since`: the one
@@ -25,8 +28,8 @@ class Session:
     turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has. `came`: where its state was when this replica became the owner; `arrived`: when that was, on a
-    monotonic clock, unless it is a new one.
+    newest copy has. `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the
+    owner; `arrived`: when that was, on a monotonic clock, unless it is a new one.
     """
 
     key: SessionKey
@@ -34,8 +37,10 @@ class Session:
     ledger: tuple[int, ...] = ()
     opener: int = 0
     frontier: int = 0
+    media: Placed = ()
     transcript: list[Message] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
+    fork_points: list[ForkPoint] = field(default_factory=list)
     order: int = 0
     since: int = 0
     foreign: Foreign | None = None
@@ -53,13 +58,16 @@ class Session:
 
     def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
         """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
+        past = self.record()
         self.ledger = (*prompt.ids, *finished.token_ids, *finished.hidden_ids)
+        self.media = prompt.media
         self.opener = prompt.stable_boundary
         self.frontier = finished.frontier
         before = self.transcript if turn.mode == "append" else []
         self.transcript = [*before, *messages]
         self.foreign = None
         self.turns.append(turn)
+        self.fork_points = [*left_behind(past, self.record()), of_turn(self.record(), turn.id)]
 
     @property
     def engine_id(self) -> str:
@@ -76,6 +84,8 @@ class Session:
             frontier=self.frontier,
             transcript=tuple(self.transcript),
             turns=tuple(self.turns),
+            fork_points=tuple(self.fork_points),
+            media=self.media,
         )
 
     @classmethod
@@ -89,6 +99,8 @@ class Session:
             frontier=record.frontier,
             transcript=list(record.transcript),
             turns=list(record.turns),
+            fork_points=list(record.fork_points),
+            media=record.media,
         )
 
 

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: made, listed, shown, moved, forked, exported, imported, deleted."""
+"""Sessions over HTTP: made, listed, shown, checkpointed, forked, moved, exported, imported, deleted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployment.cluster.transport import Cluster
-from deployment.errors import Refused, RequestError, session_exists, session_unavailable, unknown_session
+from deployment.errors import Refused, RequestError, invalid, session_exists, session_unavailable, unknown_session
+from deployment.fork_points import ForkAt
 from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import body_of, document_of, session_name, tenant_of
-from deployment.schemas import MigrateBody, SessionBody, parse
+from deployment.request_reading import body_of, document_of, session_name, tenant_of, visible_name
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, SessionBody, parse
 from deployment.server_objects import (
     adopted_object,
+    checkpoint_object,
     checkpoints_object,
     listed,
     placement_object,
@@ -52,7 +54,7 @@ class SessionApi:
         return placement
 
     async def create(self, request: Request) -> Any:
-        key = await self._new_key(request)
+        key = _key_of(request, parse(SessionBody, await document_of(request, empty=True)))
         answer = await self._adopted("create_session", Route(str(key)), key)
         return adopted_object(key.session, "created", answer)
 
@@ -75,6 +77,24 @@ class SessionApi:
 
     async def checkpoints(self, request: Request, name: str) -> Any:
         return checkpoints_object(await self._loaded(request, name))
+
+    async def checkpoint(self, request: Request, name: str) -> Any:
+        placement = await self.placement(request, name)
+        body = parse(CheckpointBody, await document_of(request, empty=True))
+        wanted = None if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
+        if wanted is not None and "/" in wanted:
+            raise invalid(f"name: a checkpoint's name is a part of its path, and has no slash, got {wanted!r}", "name")
+        answer = await self._replicas.ask("checkpoint", _owner(placement), placement.key, wanted)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return checkpoint_object(answer, session=name)
+
+    async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
+        placement = await self.placement(request, name)
+        answer = await self._replicas.ask("delete_checkpoint", _owner(placement), placement.key, checkpoint)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return {"name": checkpoint, "object": "session.checkpoint.deleted", "session": name, "deleted": True}
 
     async def delete(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
@@ -115,8 +135,10 @@ class SessionApi:
 
     async def fork(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
-        child = await self._new_key(request)
-        answer = await self._adopted("fork", _owner(placement), placement.key, child)
+        body = parse(ForkBody, await document_of(request, empty=True))
+        at = ForkAt(body.checkpoint, body.turn, body.frontier)
+        child = _key_of(request, body)
+        answer = await self._adopted("fork", _owner(placement), placement.key, child, at if at != ForkAt() else None)
         return adopted_object(child.session, "forked", answer, parent=name)
 
     async def export(self, request: Request, name: str) -> Response:
@@ -140,11 +162,6 @@ class SessionApi:
             raise session_exists(key.session)
         answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
-
-    async def _new_key(self, request: Request) -> SessionKey:
-        body = parse(SessionBody, await document_of(request, empty=True))
-        name = secrets.token_hex(16) if body.id is None else session_name(body.id, "id")
-        return SessionKey(tenant_of(request), name)
 
     async def _loaded(self, request: Request, name: str) -> SessionInfo:
         placement = await self.placement(request, name)
@@ -173,6 +190,12 @@ async def located(cluster: Cluster, key: SessionKey) -> Placed | None:
         if time.monotonic() > deadline:
             raise session_unavailable(key.session, "the directory does not know enough yet")
         await asyncio.sleep(min(placed.seconds, 0.25))
+
+
+def _key_of(request: Request, body: SessionBody) -> SessionKey:
+    """A new session's."""
+    name = secrets.token_hex(16) if body.id is None else session_name(body.id, "id")
+    return SessionKey(tenant_of(request), name)
 
 
 def _owner(placement: Placed) -> Route:

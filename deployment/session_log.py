@@ -15,6 +15,7 @@ from deployment.tool_use import ToolUse
 from deployment.turn_records import canonical_request, request_sha256
 from deployment.turns import Prompt
 from deployment.wire import TurnRequest
+from state.media import Placed, with_pixels, without_pixels
 
 
 @dataclass
@@ -62,9 +63,10 @@ class LoggedTurn:
     def course(self, choice: int) -> Course:
         return self.courses.setdefault(choice, Course())
 
-    @property
-    def prompt(self) -> Prompt:
-        return Prompt(self.began.prompt_ids, self.began.stable_boundary)
+    def prompt(self, known: Placed) -> Prompt:
+        """`known`: media of the session as it was when the turn began, whose pixels the log need not have."""
+        media = with_pixels(self.began.media, known)
+        return Prompt(self.began.prompt_ids, self.began.stable_boundary, media=media)
 
     def request(self, key: SessionKey) -> TurnRequest:
         return request_of(self.began, key)
@@ -123,8 +125,10 @@ def living(records: Iterable[bytes]) -> list[Record]:
     return said
 
 
-def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float) -> TurnBegan:
-    """`seed`: the effective one; `at`: seconds since 1970."""
+def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float, known: Placed = ()) -> TurnBegan:
+    """`seed`: the effective one; `at`: seconds since 1970; `known`: media of the session as it is now, whose pixels are
+    in its copies."""
+    shown = {one.media.digest for one in known}
     asked = canonical_request(request) | {
         "mode": request.mode,
         "messages": list(request.messages),
@@ -141,6 +145,7 @@ def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float) -> 
         prompt_ids=prompt.ids,
         stable_boundary=prompt.stable_boundary,
         at=at,
+        media=tuple(without_pixels(one) if one.media.digest in shown else one for one in prompt.media),
     )
 
 

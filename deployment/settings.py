@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
 from deployment.engine.options import Backend, EngineOptions
+from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
+
+_MEDIA = MediaLimits()
 
 
 class AppArgs(BaseModel):
@@ -18,6 +21,7 @@ class AppArgs(BaseModel):
     `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
+    `most_replicas`: there are `replicas` at least, and up to so many while turns run and wait for lanes.
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
@@ -28,6 +32,10 @@ class AppArgs(BaseModel):
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
+    `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
+    `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
+    videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
+    image; `media_frames`, `media_seconds`: of a video.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -65,11 +73,19 @@ class AppArgs(BaseModel):
     cluster_key_file: Path | None = None
     durable: str | None = None
     durable_bytes: int = Field(default=64 << 30, ge=0)
+    media_hosts: tuple[str, ...] = ()
+    media_items: int = Field(default=_MEDIA.items, ge=0)
+    media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
+    media_total_bytes: int = Field(default=_MEDIA.total_bytes, ge=0)
+    media_pixels: int = Field(default=_MEDIA.pixels, ge=1)
+    media_frames: int = Field(default=_MEDIA.frames, ge=2)
+    media_seconds: float = Field(default=_MEDIA.seconds, gt=0)
     own_process: bool | None = None
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
+    most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
 
@@ -79,6 +95,24 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @field_validator("media_hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("media_hosts")
+    @classmethod
+    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            check_host(host)
+        return hosts
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> AppArgs:
+        if self.most_replicas is not None and self.most_replicas < self.replicas:
+            raise ValueError(f"most_replicas: {self.most_replicas} is less than replicas, which is {self.replicas}")
+        return self
 
     @model_validator(mode="after")
     def _choose_draft(self) -> AppArgs:
@@ -141,6 +175,18 @@ class AppArgs(BaseModel):
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,
+        )
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        return MediaLimits(
+            items=self.media_items,
+            item_bytes=self.media_bytes,
+            total_bytes=self.media_total_bytes,
+            pixels=self.media_pixels,
+            frames=self.media_frames,
+            seconds=self.media_seconds,
+            hosts=self.media_hosts,
         )
 
     @property

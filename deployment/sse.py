@@ -54,19 +54,20 @@ async def chunks(
                 session = opened.session
                 yield event(REPLACED.body, last) if session is None else resume(session.id, opened.turn, last)
                 return
-            last = told.id or last  # a refusal by the ingress itself leads to no place
             match told.event:
                 case Delta() as delta:
                     used[delta.choice] = delta.position - opened.prompt_tokens
                     document = shown.delta(delta)
-                    if document is not None:
-                        yield event(with_usage(document), told.id)
+                    if document is not None:  # what has nothing to show yet is not a place that a reader has been at
+                        last = told.id
+                        yield event(with_usage(document), last)
                 case Closed() as one:
                     closed.append(one)
                     used[one.choice] = one.completion_tokens
-                    yield event(with_usage(shown.last(one)), told.id)
+                    last = told.id
+                    yield event(with_usage(shown.last(one)), last)
                 case Refused() as refused:
-                    yield event(refused.body, last)
+                    yield event(refused.body, told.id or last)  # one by the ingress itself leads to no place
                     return
         if usage != "never":
             yield event(shown.usage_chunk(closed), last)

@@ -185,6 +185,15 @@ def described(document: SessionDocument) -> dict[str, Any]:
         "signature": "of this key" if document.signed else "not checked" if document.has_signature else "none",
         "detached": document.detached,
         "ledger_tokens": len(session.ledger),
+        "media": [
+            {
+                "kind": entry.placed.media.kind,
+                "digest": entry.placed.media.digest,
+                "shape": list(entry.placed.media.shape),
+                "starts": list(entry.placed.starts),
+            }
+            for entry in manifest.media
+        ],
         "fingerprint": manifest.fingerprint,
         "checkpoints": [
             {
@@ -204,6 +213,10 @@ def described(document: SessionDocument) -> dict[str, Any]:
         "layouts": {kind: dict(layout) for kind, layout in manifest.layouts.items()},
         "transcript": list(session.transcript),
         "turns": [asdict(turn) for turn in session.turns],
+        "fork_points": [
+            {name: getattr(point, name) for name in ("turn", "name", "tokens", "messages", "frontier", "image")}
+            for point in session.fork_points
+        ],
     }
 
 
@@ -217,6 +230,13 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for turn in facts["turns"]:
         what = f"{turn['mode']}, {turn['start']} + {turn['published']} tokens, {turn['finish_reason']}"
         rows.append((f"turn {turn['id']}", f"{what}, seed {turn['seed']}"))
+    for point in facts["fork_points"]:
+        if point["name"] is not None:
+            rows.append((f"kept as {point['name']}", f"after turn {point['turn']}, {point['tokens']} tokens"))
+    for media in facts["media"]:
+        frames, _, height, width = media["shape"]
+        what = f"{frames} of {height} x {width} at token {media['starts'][0]}, {media['digest']}"
+        rows.append((media["kind"], what))
     rows.append(("messages", str(len(facts["transcript"]))))
     return rows + [(f"fingerprint {name}", str(value)) for name, value in facts["fingerprint"].items()]
 

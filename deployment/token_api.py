@@ -12,6 +12,7 @@ from deployment.errors import Refused
 from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, document_of, tenant_of, turn_request
 from deployment.schemas import TokenId, TurnBody, parse
+from deployment.turn_api import TurnApi
 from deployment.wire import Encoded, Route, TurnRequest
 
 
@@ -34,16 +35,17 @@ class TokensBody(BaseModel):
 
 
 class TokenApi:
-    def __init__(self, replicas: Replicas, model: str) -> None:
+    def __init__(self, replicas: Replicas, turns: TurnApi, model: str) -> None:
         self._replicas = replicas
+        self._turns = turns
         self._model = model
 
     async def encode(self, request: Request) -> dict[str, Any]:
         """Of a text, or of a conversation as a turn would have it."""
-        document = await document_of(request)
+        document, size = await self._turns.document(request)
         tenant = tenant_of(request)
         if isinstance(document, dict) and "messages" in document:
-            turn = turn_request(parse(TurnBody, document), "history", Asking(tenant))
+            turn = await self._turns.seen(turn_request(parse(TurnBody, document), "history", Asking(tenant)), size)
             with_strings = document.get("return_token_strs") is True
         else:
             body = parse(TextBody, document)

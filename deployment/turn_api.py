@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,11 +21,13 @@ from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
+from deployment.media_intake import MediaIntake
+from deployment.media_limits import MediaLimits
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, completion_requests, document_of, turn_request
-from deployment.schemas import GenerationBody, TurnBody, UsageTold, parse
+from deployment.request_reading import asking_of, body_of, completion_requests, document_in, document_of, turn_request
+from deployment.schemas import TurnBody, UsageTold, parse
 from deployment.sse import chunks, kept_alive
 from deployment.wire import Opened, Told, TurnRequest
 
@@ -34,30 +37,38 @@ Format = Callable[[Opened], AnswerFormat]
 Bounded = AsyncGenerator[Told | Departing, None]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A turn, and how its answer is written. `usage`: where a stream says what it used."""
+
+    turn: TurnRequest
+    stream: bool
+    usage: UsageTold
+
+
 class TurnApi:
-    def __init__(self, replicas: Replicas, cluster: Cluster, model: str, last_call: LastCall) -> None:
+    def __init__(
+        self, replicas: Replicas, cluster: Cluster, model: str, last_call: LastCall, media: MediaLimits
+    ) -> None:
         self._stream = LastingStream(replicas, cluster)
         self._model = model
         self._last_call = last_call
+        self._intake = MediaIntake(media)
 
     async def chat(self, request: Request) -> Response:
-        document = await document_of(request)
-        body = parse(TurnBody, document)
-        return await self._take(body, turn_request(body, "history", asking_of(request, document)), ChatFormat)
+        return await self._take(await self._asked(request, "history"), ChatFormat)
 
     async def append(self, request: Request, key: SessionKey) -> Response:
-        document = await document_of(request)
-        body = parse(TurnBody, document)
-        return await self._take(body, turn_request(body, "append", asking_of(request, document, key)), ChatFormat)
+        return await self._take(await self._asked(request, "append", key), ChatFormat)
 
     async def complete(self, request: Request) -> Response:
         document = await document_of(request)
         body = parse(CompletionBody, document)
+        self.check_model(body.model)
         turns = completion_requests(body, asking_of(request, document))
         shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.max_tokens != 0)
         if len(turns) == 1:
-            return await self._take(body, turns[0], shown)
-        self.check_model(body.model)
+            return await self._take(_Asked(turns[0], body.stream, body.usage_told), shown)
         answers = [asyncio.create_task(self._whole(turn, shown)) for turn in turns]
         try:
             return JSONResponse(merged(await asyncio.gather(*answers)))
@@ -79,15 +90,33 @@ class TurnApi:
         """A turn's events, from its first to its last; a refusal is one."""
         return self._last_call.bounded(self._stream.taken(turn))
 
+    async def document(self, request: Request) -> tuple[Any, int]:
+        """The body of a request that may hold media, and how many bytes it has. RequestError: 400, 413."""
+        data = await body_of(request, self._intake.body_bytes)
+        return await document_in(data), len(data)
+
+    async def seen(self, turn: TurnRequest, body_bytes: int) -> TurnRequest:
+        """The turn with its media beside its messages. RequestError: 400, 413."""
+        return await self._intake.taken(turn, body_bytes)
+
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""
         if name is not None and name != self._model:
             message = f"model: {name!r} is not served; {self._model!r} is"
             raise RequestError(404, "model_not_found", message, "model")
 
-    async def _take(self, body: GenerationBody, turn: TurnRequest, shown: Format) -> Response:
+    async def _asked(
+        self, request: Request, mode: Literal["history", "append"], key: SessionKey | None = None
+    ) -> _Asked:
+        """What is left of a request when its media are out of it: its body is let go of before the turn runs."""
+        document, size = await self.document(request)
+        body = parse(TurnBody, document)
         self.check_model(body.model)
-        return await _answer(self.events(turn), shown, body.stream, body.usage_told, True)
+        turn = turn_request(body, mode, asking_of(request, document, key))
+        return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
+
+    async def _take(self, asked: _Asked, shown: Format) -> Response:
+        return await _answer(self.events(asked.turn), shown, asked.stream, asked.usage, True)
 
     async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
         """RequestError where there is no whole answer."""

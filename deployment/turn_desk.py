@@ -7,9 +7,9 @@ the prompt is rendered; then nothing is awaited any more until the turn runs
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from deployment.answer_text import turn_text
@@ -27,10 +27,11 @@ from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
 from deployment.turn_log import SessionTurnLog, TurnLog
+from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
-from deployment.turn_table import TurnTable, check_same
+from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnRequest
+from deployment.wire import Elsewhere, Route, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -46,7 +47,9 @@ class TurnDesk:
         table: TurnTable,
         detach_seconds: float,
         later: Later,
+        unix: Callable[[], float] = time.time,
     ) -> None:
+        """`unix`: seconds since 1970, for tests."""
         self._replica = replica
         self._model = model
         self._service = service
@@ -55,6 +58,7 @@ class TurnDesk:
         self._table = table
         self._detach_seconds = detach_seconds
         self._later = later
+        self._unix = unix
         self._hinted = HintedState(service)
         self._beginning = Locks()
 
@@ -106,7 +110,8 @@ class TurnDesk:
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
         if request.mode != "append":
             # Before the session is touched: a prompt that cannot be served must not create one.
-            prompt = await asyncio.to_thread(self._prompter.alone, request)
+            prompt = await self._prompter.alone(request)
+            request = without_media(request)
             session = await self._session(route, request) if request.key else None
             if isinstance(session, HeldTurn | Elsewhere):
                 return session
@@ -116,7 +121,8 @@ class TurnDesk:
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
-        prompt = await asyncio.to_thread(self._prompter.appended, request, session)
+        prompt = await self._prompter.appended(request, session)
+        request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
         return await self._run(request, prompt, session)
@@ -140,7 +146,7 @@ class TurnDesk:
             held = self._table.find(request.turn, request.key) or self._table.repeated(request)
             if held is not None and self._is_its_sessions(held):
                 return held
-            if (known := self._recorded_key(session, request)) is not None:
+            if (known := self._recorded_before(session, request)) is not None:
                 return known
             running = session.running
             if running is not None and running.unread:
@@ -151,11 +157,14 @@ class TurnDesk:
             if self._keeper.held(request.key) is session:
                 return session
 
-    def _recorded_key(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
-        """The turn with the request's key, by the session's records; or the turn itself, whose ingress has not heard
-        that it began before its replica died."""
+    def _recorded_before(self, session: Session, request: TurnRequest) -> HeldTurn | Elsewhere | None:
+        """The turn that the request asks for again, by the session's records: that with its key, or for a retry without
+        one, that with the same body; or the turn itself, whose ingress has not heard that it began before its replica
+        died."""
+        same = request_sha256(request) if request.repeated and request.idempotency_key is None else None
+        since = self._unix() - REPEAT_SECONDS
         for record in reversed(session.turns):
-            if record.id == request.turn:
+            if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
             if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
                 check_same(request, record.request_sha256, session.key, record.id)
@@ -193,7 +202,8 @@ class TurnDesk:
     def resume(self, session: Session, logged: LoggedTurn) -> None:
         """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
         first token leaves nothing to be told."""
-        request, prompt, began, over = logged.request(session.key), logged.prompt, logged.began, logged.finished()
+        request, prompt = logged.request(session.key), logged.prompt(session.media)
+        began, over = logged.began, logged.finished()
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, session.engine_id, began.seed)
         if over is None:
@@ -254,6 +264,7 @@ class TurnDesk:
         return Submit(
             turn=request.turn,
             prompt_ids=prompt.ids,
+            media=prompt.media,
             sampling=sampling,
             max_tokens=request.max_tokens,
             stop_ids=request.stop_token_ids,

@@ -57,7 +57,7 @@ class SessionTurnLog:
         cls, keeper: SessionKeeper, session: Session, request: TurnRequest, prompt: Prompt, seed: int
     ) -> SessionTurnLog:
         """Writes the turn's beginning. Raises `NotOwned`."""
-        since = keeper.append(session.key, [began_record(request, prompt, seed, time.time())])
+        since = keeper.append(session.key, [began_record(request, prompt, seed, time.time(), session.media)])
         return cls(keeper, session, request.turn, since)
 
     def round(self, one: Round) -> None:

@@ -14,9 +14,9 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "resumed", "accept_durable", "draws", "note", "follows",
+    "media", "resumed", "accept_durable", "draws", "note", "follows",
 }  # fmt: skip
-"""What a record says elsewhere, or what says only who asked."""
+"""What a record says elsewhere, as messages do of media, or what says only who asked."""
 
 
 def canonical_request(request: TurnRequest) -> dict[str, Any]:
@@ -52,8 +52,15 @@ def _kept(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def turn_record(
-    request: TurnRequest, replica: str, turn: str, seed: int, started: Started | None, finished: Finished
+    request: TurnRequest,
+    replica: str,
+    turn: str,
+    seed: int,
+    started: Started | None,
+    finished: Finished,
+    ended_at: float,
 ) -> TurnRecord:
+    """`ended_at`: seconds since 1970."""
     return TurnRecord(
         id=turn,
         mode=request.mode,
@@ -70,6 +77,7 @@ def turn_record(
         reused=started.reused if started else 0,
         prefilled=started.prefilled if started else 0,
         acceptance_length=finished.acceptance_length,
+        ended_at=ended_at,
     )
 
 

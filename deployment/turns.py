@@ -14,8 +14,10 @@ from typing import Any
 
 from deployment.engine.messages import Grammar, Submit, ThinkingBudget
 from deployment.parsing.turn_text import THINK_CLOSE, THINK_OPEN, think_is_open
+from deployment.shown_media import NO_MEDIA, ShownMedia
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
+from state.media import Placed
 
 Message = dict[str, Any]
 
@@ -26,11 +28,13 @@ _MARKER = "dflash-marker-4f1c9a7e0b62"
 @dataclass(frozen=True)
 class Prompt:
     """Token ids of a turn's prompt. The next turn's prompt will begin with the first `stable_boundary` of them, and
-    those of other conversations with the same tools and system message with the first `system_boundary`; 0: none."""
+    those of other conversations with the same tools and system message with the first `system_boundary`; 0: none.
+    `media`: all that stand in `ids`, in their order, also those of a ledger that an append turn goes on from."""
 
     ids: tuple[int, ...]
     stable_boundary: int
     system_boundary: int = 0
+    media: Placed = ()
 
     @property
     def opener(self) -> tuple[int, ...]:
@@ -58,12 +62,13 @@ def full_history(
     tools: Sequence[dict[str, Any]] | None = None,
     limit: int | None = None,
     continues: bool = False,
+    shown: ShownMedia = NO_MEDIA,
 ) -> Prompt:
     """Renders the whole conversation. The boundary is decision 17's: before the generation prompt's think opener.
     `continues`: the answer goes on with the last message, which is the assistant's.
 
     A prompt of `limit` tokens or more, which will be refused, has no boundary: finding one takes as long as the prompt.
-    Raises ModelError where the template refuses the messages.
+    Raises ChatTemplateError where the template refuses the messages, MediaError where they and `shown` do not match.
     """
     render = partial(
         template.render,
@@ -72,15 +77,15 @@ def full_history(
         preserve_thinking=preserve_thinking,
     )
     text = _unfinished(render, messages) if continues else render(list(messages))
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(shown.written(text))
     if limit is not None and len(ids) >= limit:
         return Prompt(tuple(ids), 0)
     asked = messages[:-1] if continues else messages
-    later = tokenizer.encode(render([*asked, *_NEXT], add_generation_prompt=False))
+    later = tokenizer.encode(shown.written(render([*asked, *_NEXT], add_generation_prompt=False)))
     shared = _system_text(text, render, messages, bool(tools))
     system_boundary = common_prefix(ids, tokenizer.encode(shared)) if shared else 0
     boundary = _before_thinking(tokenizer, ids, _boundary(ids, later))
-    return Prompt(tuple(ids), boundary, min(system_boundary, len(ids) - 1))
+    return Prompt(tuple(ids), boundary, min(system_boundary, len(ids) - 1), shown.placed(ids))
 
 
 def _unfinished(render: Callable[..., str], messages: Sequence[Message]) -> str:
@@ -121,23 +126,25 @@ def append(
     *,
     think_is_open: bool = False,
     enable_thinking: bool | None = None,
+    shown: ShownMedia = NO_MEDIA,
 ) -> Prompt:
     """Continues `ledger` as it was generated: closes the open message as the template would, then adds `messages`.
 
-    The whole ledger stays a prefix of the prompt, so the session's turn end is reused. Raises ModelError where the
-    template refuses the messages.
+    The whole ledger stays a prefix of the prompt, so the session's turn end is reused. Of media the prompt has those of
+    `messages` alone. Raises ChatTemplateError where the template refuses the messages, MediaError where they and
+    `shown` do not match.
     """
     history: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
 
-    def after_marker(*more: Message, add_generation_prompt: bool) -> list[int]:
+    def after_marker(*more: Message, add_generation_prompt: bool) -> str:
         text = template.render(
             [*history, *more], add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
-        return tokenizer.encode(text.partition(_MARKER)[2])
+        return text.partition(_MARKER)[2]
 
-    closing = after_marker(add_generation_prompt=False)
-    new = after_marker(*messages, add_generation_prompt=True)
-    later = after_marker(*messages, *_NEXT, add_generation_prompt=False)
+    closing = tokenizer.encode(after_marker(add_generation_prompt=False))
+    new = tokenizer.encode(shown.written(after_marker(*messages, add_generation_prompt=True)))
+    later = tokenizer.encode(shown.written(after_marker(*messages, *_NEXT, add_generation_prompt=False)))
     # Only the closing ids may already be there: an overlap beyond them would swallow part of the new message.
     already = 0
     if not think_is_open:
@@ -147,7 +154,8 @@ def append(
                 break
     close = tokenizer.id_of(THINK_CLOSE) if think_is_open else None
     kept = [*ledger, *([close] if close is not None else [])]
-    return Prompt((*kept, *new[already:]), len(kept) + _boundary(new, later) - already)
+    media = shown.placed(new[already:], after=len(kept))
+    return Prompt((*kept, *new[already:]), len(kept) + _boundary(new, later) - already, media=media)
 
 
 _SYSTEM_ROLES = ("system", "developer")

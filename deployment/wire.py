@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,8 @@ from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
 from deployment.parsing.turn_text import ToolCall
 from deployment.tool_use import ToolUse
+from state.media import MediaKind
+from state.session_record import ForkPoint
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class Route:
 
 
 @dataclass(frozen=True)
+class MediaSource:
+    """An image or a video as its client sent it. `sha256`: of `data`, 64 hex digits; the content part of the message
+    that it belongs to has it too, so that messages alone tell a repeated request from another. `place`: names that part
+    in errors, as in `messages[2].content[1].image_url`."""
+
+    kind: MediaKind
+    data: bytes
+    sha256: str
+    place: str
+
+
+@dataclass(frozen=True)
 class TurnRequest:
     """One turn, validated. None: model's default.
 
@@ -39,6 +53,8 @@ class TurnRequest:
     token ids as `prompt`. `idempotency_key`, and `repeated` if the client says that it is a retry: decision 21.
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
     `accept_durable`: an older state of the session will do, if its newest is lost.
+    `media`: those of `messages`, in the order of their content parts `{"type": kind, "sha256": ...}`; they are decoded
+    where the model's rules are known, for the `Prompt`.
     `draws`: the seed that it drew by where it ran before.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     `tools`: what it may call. `preserve_thinking`: whether the template keeps the thinking of earlier turns.
@@ -78,6 +94,7 @@ class TurnRequest:
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = None
     prompt: str | tuple[int, ...] = ""
+    media: tuple[MediaSource, ...] = ()
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None
@@ -95,6 +112,11 @@ class TurnRequest:
     def outlives_its_reader(self) -> bool:
         """Whether somebody could ask for this turn again (decision 22)."""
         return self.key is not None or self.idempotency_key is not None
+
+
+def without_media(request: TurnRequest) -> TurnRequest:
+    """Once its prompt has them: the request is kept for as long as its turn can be told again."""
+    return replace(request, media=())
 
 
 @dataclass(frozen=True)
@@ -260,7 +282,8 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy."""
+    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy; `fork_points`:
+    without what they have of their own."""
 
     replica: str
     epoch: Epoch
@@ -270,6 +293,7 @@ class SessionInfo:
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
     checkpoints: tuple[tuple[str, int], ...] = ()
+    fork_points: tuple[ForkPoint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from state.coverage import Coverage, Form
+from state.media import Placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,10 +14,10 @@ class Checkpoint:
     """An immutable state on the device. Two checkpoints are equal only if they are the same object.
 
     `id` has 128 random bits, as hex; it stays the same when the checkpoint moves, and a fork gets its own.
-    `ledger`: the session's token ids, F+1 in form `decode` (the last is the anchor), F in form `prompt`.
-    `parent`: id of the checkpoint that this one's sequence went on from. `fork_origin`: id of the checkpoint it was
-    forked from. `slot`, `pages`, `draft_pages`: where it lies; the pages hold positions [0, F), in order.
-    `created`: seconds since 1970.
+    `ledger`: the session's token ids, F+1 in form `decode` (the last is the anchor), F in form `prompt`. `media`: what
+    its placeholders stand for. `parent`: id of the checkpoint that this one's sequence went on from. `fork_origin`: id
+    of the checkpoint it was forked from. `slot`, `pages`, `draft_pages`: where it lies; the pages hold positions
+    [0, F), in order. `created`: seconds since 1970.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Checkpoint:
     pages: tuple[int, ...]
     draft_pages: tuple[int, ...]
     created: float
+    media: Placed = ()
 
 
 def new_checkpoint_id() -> str:

@@ -14,16 +14,21 @@ import torch
 from state.checkpoint import Checkpoint
 from state.container import seal
 from state.coverage import check_coverage
+from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
-from state.geometry import PAGE_TOKENS, StateGeometry
+from state.geometry import PAGE_TOKENS
 from state.layouts import layouts
-from state.manifest import CheckpointEntry, Segment, entry_of, write_manifest
+from state.manifest import Segment, entry_of, write_manifest
+from state.media import Media
+from state.media_manifest import media_entries
 from state.memory import SequenceMemory, StateMemory
 from state.pages import PagePool
 from state.session_manifest import as_tokens
 from state.session_record import SessionRecord
 
 Tensors = dict[str, torch.Tensor]
+
+MEDIA_KNOWN = 4096
 
 
 @dataclass(frozen=True)
@@ -38,23 +43,28 @@ class DetachedSegment:
 @dataclass(frozen=True)
 class DetachedSession:
     """A document without its payload, and the segments that it names, each once. `checkpoints`: of each of its
-    checkpoints the segments' places among them."""
+    checkpoints the segments' places among them; `media`: those of its media."""
 
     document: bytes
     segments: tuple[DetachedSegment, ...]
     checkpoints: tuple[tuple[int, ...], ...]
+    media: tuple[int, ...] = ()
 
     def of(self, checkpoint: int) -> list[DetachedSegment]:
         """The segments of the checkpoint of that number."""
         return [self.segments[index] for index in self.checkpoints[checkpoint]]
 
+    def of_media(self) -> list[DetachedSegment]:
+        return [self.segments[index] for index in self.media]
+
 
 class SegmentDigests:
     """Which contents of one memory were hashed before. Not more entries than the memory has places, times the columns
-    that a page was hashed at."""
+    that a page was hashed at, and the `MEDIA_KNOWN` media that were hashed last."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int | str, dict[int, Segment]]] = {}
+        self._media: dict[str, Segment] = {}
 
     def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
@@ -72,6 +82,16 @@ class SegmentDigests:
         known = self._known.get((kind, place))
         return known[1].get(columns) if known is not None and known[0] == content else None
 
+    def known_media(self, digest: str) -> Segment | None:
+        return self._media.get(digest)
+
+    def of_media(self, digest: str, make: Callable[[], Segment]) -> Segment:
+        segment = self._media.pop(digest, None) or make()
+        self._media[digest] = segment
+        while len(self._media) > MEDIA_KNOWN:
+            del self._media[next(iter(self._media))]
+        return segment
+
 
 def encode_session(
     memory: StateMemory,
@@ -85,7 +105,7 @@ def encode_session(
     `key`: the document is signed with it. Raises `FormatError` for a record that cannot travel, naming the element.
     """
     table = _Table(memory, SegmentDigests(), keep_bytes=True)
-    manifest, _ = _manifest(memory, checkpoints, record, fingerprint, table)
+    manifest, _, _ = _manifest(memory, checkpoints, record, fingerprint, table)
     return seal(manifest, list(table.payload.values()), detached=False, key=key)
 
 
@@ -106,8 +126,8 @@ def encode_detached(
     of use only to who gets those segments beside it, and must not be stored.
     """
     table = _Table(memory, digests or SegmentDigests(), keep_bytes, hashed)
-    manifest, places = _manifest(memory, checkpoints, record, fingerprint, table)
-    return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places)
+    manifest, places, media = _manifest(memory, checkpoints, record, fingerprint, table)
+    return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places, media)
 
 
 def encode_pages(
@@ -123,25 +143,19 @@ def encode_pages(
 
 
 def encode_carried(
-    geometry: StateGeometry,
+    memory: StateMemory,
     carried: Sequence[tuple[Checkpoint, Sequence[Segment]]],
     record: SessionRecord,
     fingerprint: Fingerprint,
     key: bytes | None = None,
-) -> bytes:
-    """The detached document of a session whose checkpoints went out before, each with its segments: the record is new,
-    the state is what it was then. No memory is looked at."""
-    table: dict[bytes, int] = {}
-    segments: list[Segment] = []
-    entries: list[CheckpointEntry] = []
-    ledger = as_tokens(record.ledger, "manifest.ledger")
-    for checkpoint, its_segments in carried:
-        for segment in its_segments:
-            if table.setdefault(segment.sha256, len(segments)) == len(segments):
-                segments.append(segment)
-        entries.append(entry_of(checkpoint, ledger, [table[segment.sha256] for segment in its_segments]))
-    manifest = write_manifest(dict(fingerprint), record, layouts(geometry), entries, segments)
-    return seal(manifest, [], detached=True, key=key)
+    digests: SegmentDigests | None = None,
+) -> DetachedSession:
+    """The same of a session whose checkpoints went out before, each with its segments: the record is new, the state is
+    what it was then, and nothing of the memory is read. Only segments of media can be."""
+    table = _Table(memory, digests or SegmentDigests(), keep_bytes=True)
+    places = tuple(tuple(table.add_known(segment) for segment in segments) for _, segments in carried)
+    manifest, media = _written([checkpoint for checkpoint, _ in carried], places, record, fingerprint, table)
+    return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places, media)
 
 
 def _manifest(
@@ -150,24 +164,42 @@ def _manifest(
     record: SessionRecord,
     fingerprint: Fingerprint,
     table: _Table,
-) -> tuple[bytes, tuple[tuple[int, ...], ...]]:
-    """The manifest, and of each checkpoint the places of its segments in the table."""
-    entries: list[CheckpointEntry] = []
+) -> tuple[bytes, tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The manifest, and where segments are in the table: those of each checkpoint, those of all media."""
     places: list[tuple[int, ...]] = []
-    ledger = as_tokens(record.ledger, "manifest.ledger")
     for checkpoint in checkpoints:
         memory.check_kept(checkpoint)
         check_coverage(checkpoint.coverage, memory.geometry)
         places.append(tuple(table.add(checkpoint)))
-        entries.append(entry_of(checkpoint, ledger, places[-1]))
-    return write_manifest(dict(fingerprint), record, layouts(memory.geometry), entries, table.segments), tuple(places)
+    manifest, media = _written(checkpoints, places, record, fingerprint, table)
+    return manifest, tuple(places), media
+
+
+def _written(
+    checkpoints: Sequence[Checkpoint],
+    places: Sequence[tuple[int, ...]],
+    record: SessionRecord,
+    fingerprint: Fingerprint,
+    table: _Table,
+) -> tuple[bytes, tuple[int, ...]]:
+    """The manifest of checkpoints whose segments are in the table already, and the places of all media."""
+    ledger = as_tokens(record.ledger, "manifest.ledger")
+    media = media_entries(record.media, table.add_media)
+    entries = [
+        entry_of(checkpoint, ledger, its, record.media, table.add_media)
+        for checkpoint, its in zip(checkpoints, places, strict=True)
+    ]
+    every = (*media, *(one for entry in entries for one in entry.own_media))
+    stated = layouts(table.memory.geometry)
+    manifest = write_manifest(dict(fingerprint), record, stated, entries, table.segments, media)
+    return manifest, tuple(dict.fromkeys(one.segment for one in every))
 
 
 class _Table:
-    """The segments of all checkpoints of a document, each content once, in the order of first use."""
+    """The segments of all checkpoints and media of a document, each content once, in the order of first use."""
 
     def __init__(self, memory: StateMemory, digests: SegmentDigests, keep_bytes: bool, hashed: bool = True) -> None:
-        self._memory = memory
+        self.memory = memory
         self._digests = digests
         self._keep_bytes = keep_bytes
         self._hashed = hashed
@@ -178,15 +210,15 @@ class _Table:
 
     def add(self, checkpoint: Checkpoint) -> Iterator[int]:
         """The indices of a checkpoint's segments, in their order."""
-        yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self._memory, checkpoint))
+        yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self.memory, checkpoint))
         numbers = range(len(checkpoint.pages))
         yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
 
     def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
         """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""
         for kind, pool, pages in (
-            ("target", self._memory.target if self._memory.geometry.kv_layers else None, target),
-            ("draft", self._memory.draft, draft),
+            ("target", self.memory.target if self.memory.geometry.kv_layers else None, target),
+            ("draft", self.memory.draft, draft),
         ):
             if pool is None:
                 continue
@@ -200,6 +232,20 @@ class _Table:
             segment = self._digests.of(kind, place, content, columns, partial(self._digested, read))
         else:
             segment = self._digests.known(kind, place, content, columns) or self._named(read)
+        return self._listed(segment, read)
+
+    def add_media(self, media: Media) -> int:
+        """The index of an item's pixels."""
+        read = partial(_serialized, partial(_pixels, media))
+        if self._hashed:
+            return self._listed(self._digests.of_media(media.digest, partial(self._digested, read)), read)
+        return self._listed(self._digests.known_media(media.digest) or self._named(read), read)
+
+    def add_known(self, segment: Segment) -> int:
+        """The index of a segment that went out before, and is not read again."""
+        return self._listed(segment, partial(_gone, segment.sha256))
+
+    def _listed(self, segment: Segment, read: Callable[[], bytes]) -> int:
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
@@ -231,6 +277,16 @@ def _image(memory: StateMemory, checkpoint: Checkpoint) -> Tensors:
     if memory.geometry.ring_layers:
         planes["ring_keys"], planes["ring_values"] = images.rings.export_slot(slot, checkpoint.frontier)
     return {name: planes[name] for name in layouts(memory.geometry)["image"]}
+
+
+def _pixels(media: Media) -> Tensors:
+    if not media.pixels:
+        raise FormatError(f"media {media.digest}", "is without its pixels")
+    return {"pixels": torch.frombuffer(bytearray(media.pixels), dtype=torch.uint8).view(media.shape)}
+
+
+def _gone(sha256: bytes) -> bytes:
+    raise MissingSegment("written before", sha256)
 
 
 def _page(pool: PagePool, page: int, columns: int) -> Tensors:

@@ -11,7 +11,7 @@ from typing import cast
 from state.errors import FormatError, SignatureError
 
 MAGIC = b"\x89DFS\r\n\x1a\n"
-VERSION = (1, 0)
+VERSION = (1, 1)
 HEADER = struct.Struct("<8sHHIQQ")
 """Magic, major, minor, flags, size of the manifest, size of the whole document."""
 SIGNED, DETACHED = 1, 2

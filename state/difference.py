@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from state.fields import Tokens
 from state.geometry import PAGE_TOKENS
 from state.layouts import kind_of
 from state.manifest import CheckpointEntry
+from state.media_manifest import MediaEntry, bare
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,12 @@ def differences(left: SessionDocument, right: SessionDocument) -> Iterator[Diffe
         if getattr(one, name) != getattr(other, name):
             yield Difference(f"session.{name}", str(getattr(one, name)), str(getattr(other, name)))
     yield from _tokens("ledger", one.ledger, other.ledger)
+    yield from _entries("media", *map(_media, (left.manifest.media, right.manifest.media)))
     yield from _entries("transcript", one.transcript, other.transcript)
     yield from _entries("turns", one.turns, other.turns)
+    yield from _entries("fork_points", one.fork_points, other.fork_points)
+    for number, ledgers in enumerate(zip(one.fork_ledgers, other.fork_ledgers, strict=False)):
+        yield from _tokens(f"fork_points[{number}].ledger", *ledgers)
     yield from _facts("layouts", left.manifest.layouts, right.manifest.layouts)
     lefts, rights = _by_kind(left), _by_kind(right)
     for kind, number in [*lefts, *(which for which in rights if which not in lefts)]:
@@ -54,6 +59,8 @@ def _checkpoints(
         if getattr(one, name) != getattr(other, name):
             yield Difference(f"{place}.{name}", str(getattr(one, name)), str(getattr(other, name)))
     yield from _tokens(f"{place}.ledger", left.manifest.ledger_of(one), right.manifest.ledger_of(other))
+    lefts, rights = left.manifest.media_of(one), right.manifest.media_of(other)
+    yield from _entries(f"{place}.media", *map(_media, (lefts, rights)))
     theirs = _digests(right, other)
     differing = {name for name, digest in _digests(left, one).items() if theirs.get(name, digest) != digest}
     if not differing or left.detached or right.detached:
@@ -106,6 +113,10 @@ def _digests(document: SessionDocument, entry: CheckpointEntry) -> dict[str, byt
     table = document.manifest.segments
     names = document.manifest.names_of(entry)
     return {name: table[int(index)].sha256 for name, index in zip(names, entry.segments, strict=True)}
+
+
+def _media(entries: Sequence[MediaEntry]) -> tuple[object, ...]:
+    return tuple(f"{one.media.kind} {one.media.digest} at {list(one.starts)}" for one in bare(entries))
 
 
 def _facts(place: str, left: Mapping[str, object], right: Mapping[str, object]) -> Iterator[Difference]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -18,12 +19,17 @@ from state.container import VERSION, Blob, Envelope, unseal
 from state.coverage import check_coverage
 from state.errors import FormatError, MissingSegment
 from state.geometry import DTYPE_NAMES, PAGE_TOKENS, StateGeometry, pages_for
-from state.layouts import SEGMENT_HEADER_LIMIT, at_frontier, check_layouts, data_bytes, kind_of
+from state.layouts import SEGMENT_HEADER_LIMIT, Layout, at_frontier, check_layouts, data_bytes, kind_of
 from state.manifest import CheckpointEntry, Manifest, parse_manifest
+from state.media import Media, Placed, PlacedMedia, media_digest
+from state.media_manifest import MediaEntry
 from state.memory import StateMemory
+from state.session_record import SessionRecord
 
 Fetch = Callable[[bytes], Blob | None]
 """A segment's bytes by their sha256; None if they are not there."""
+
+_DTYPES = DTYPE_NAMES | {torch.uint8: "U8"}
 
 
 def open_document(
@@ -69,12 +75,15 @@ class SessionDocument:
         self._verified = verified
         self._hashed: set[int] = set()
         self._loaded: list[tuple[CheckpointEntry, Checkpoint]] = []
+        self._pixels: dict[tuple[Media, int], Media] = {}
 
     # ------------------------------------------------------------------------------------------------ checks
 
     def check_tokens(self, public_rows: int) -> None:
         """Raises `FormatError` for a token id outside [0, public_rows)."""
         ledgers = [("manifest.ledger", self.manifest.session.ledger)]
+        for number, own in enumerate(self.manifest.session.fork_ledgers):
+            ledgers.append((f"manifest.fork_points[{number}].ledger", own))
         for number, entry in enumerate(self.manifest.checkpoints):
             ledgers.append((f"manifest.checkpoints[{number}].own_tokens", entry.own_tokens))
         for place, tokens in ledgers:
@@ -102,6 +111,8 @@ class SessionDocument:
         for entry in self.manifest.checkpoints if not self.detached else ():
             for name, index in self._segments_of(entry):
                 self.segment(name, index)
+        for entry in self.manifest.all_media if not self.detached else ():
+            self._media(entry)
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -129,6 +140,10 @@ class SessionDocument:
         for name, index in self._segments_of(entry):
             yield name, self._parsed(entry, name, index)
 
+    def record(self) -> SessionRecord:
+        """The session with its media. `MissingSegment` or `FormatError` if one is not what it should be."""
+        return self.manifest.session.record(self._placed(self.manifest.media))
+
     def load(self, memory: StateMemory, entry: CheckpointEntry) -> Checkpoint:
         """Brings a checkpoint into `memory`. It becomes visible after its last byte is in; on any error nothing stays
         allocated. Pages that it has in common with one that was loaded before are shared.
@@ -136,6 +151,7 @@ class SessionDocument:
         Raises `FormatError`, `MissingSegment`, `CoverageError` or `CapacityError`.
         """
         shared = self._pages_in_common(memory, entry)
+        media = self._placed(self.manifest.media_of(entry))
         slot, pages, draft_pages = memory.take_for_import(entry.frontier, *shared)
         try:
             places = {"target": pages, "draft": draft_pages}
@@ -147,7 +163,7 @@ class SessionDocument:
                 elif int(number) >= common[kind]:
                     page = places[kind][int(number)]
                     _load_page(memory, kind, page, self._parsed(entry, name, index), _columns(name, entry.frontier))
-            checkpoint = memory.adopt(self._checkpoint(entry, slot, pages, draft_pages))
+            checkpoint = memory.adopt(self._checkpoint(entry, slot, pages, draft_pages, media))
         except BaseException:
             memory.abandon(slot, pages, draft_pages)
             raise
@@ -173,16 +189,37 @@ class SessionDocument:
 
     def _parsed(self, entry: CheckpointEntry, name: str, index: int) -> dict[str, torch.Tensor]:
         place, layout = f"segment {name}", at_frontier(self.manifest.layouts[kind_of(name)], entry.frontier)
-        try:
-            tensors = safetensors.torch.load(bytes(self.segment(name, index)))
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise FormatError(place, f"is not safetensors: {error}") from error
-        found = {key: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for key, tensor in tensors.items()}
-        if found != layout:
-            raise FormatError(place, f"holds {found}, the manifest states {layout}")
+        tensors = self._tensors(place, self.segment(name, index), layout)
         columns = _columns(name, entry.frontier)
         if kind_of(name) != "image" and any(bool(tensor[:, columns:].any()) for tensor in tensors.values()):
             raise FormatError(place, f"columns from {columns} on lie beyond the frontier and must be zero")
+        return tensors
+
+    def _placed(self, entries: Sequence[MediaEntry]) -> Placed:
+        return tuple(PlacedMedia(self._media(entry), entry.placed.starts) for entry in entries)
+
+    def _media(self, entry: MediaEntry) -> Media:
+        """An item with its pixels, which are read and hashed once, however often it is shown."""
+        stated = entry.placed.media
+        found = self._pixels.get((stated, entry.segment))
+        if found is None:
+            name = f"media/{stated.digest}"
+            tensors = self._tensors(f"segment {name}", self.segment(name, entry.segment), entry.layout)
+            found = replace(stated, pixels=tensors["pixels"].numpy().tobytes())
+            digest = media_digest(found.kind, found.shape, found.pixels)
+            if digest != stated.digest:
+                raise FormatError(f"segment {name}", f"its pixels have another digest, {digest}")
+            self._pixels[stated, entry.segment] = found
+        return found
+
+    def _tensors(self, place: str, data: Blob, layout: Layout) -> dict[str, torch.Tensor]:
+        try:
+            tensors = safetensors.torch.load(bytes(data))
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise FormatError(place, f"is not safetensors: {error}") from error
+        found = {key: (_DTYPES.get(tensor.dtype), tuple(tensor.shape)) for key, tensor in tensors.items()}
+        if found != layout:
+            raise FormatError(place, f"holds {found}, the manifest states {layout}")
         return tensors
 
     def _pages_in_common(self, memory: StateMemory, entry: CheckpointEntry) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -200,7 +237,7 @@ class SessionDocument:
         return best
 
     def _checkpoint(
-        self, entry: CheckpointEntry, slot: int, pages: tuple[int, ...], draft_pages: tuple[int, ...]
+        self, entry: CheckpointEntry, slot: int, pages: tuple[int, ...], draft_pages: tuple[int, ...], media: Placed
     ) -> Checkpoint:
         return Checkpoint(
             id=entry.id,
@@ -215,6 +252,7 @@ class SessionDocument:
             pages=pages,
             draft_pages=draft_pages,
             created=entry.created,
+            media=media,
         )
 
 

@@ -103,6 +103,21 @@ class Fields:
     def optional_hex_id(self, name: str) -> str | None:
         return None if self.raw(name) is None else self.hex_id(name)
 
+    def wholes(self, name: str, count: int) -> tuple[int, ...]:
+        """So many whole numbers."""
+        numbers = _whole_numbers(self.raw(name))
+        if numbers is None or len(numbers) != count:
+            raise self.refuse(name, f"{count} whole numbers")
+        return numbers
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Any count of numbers in [0, 2^53)."""
+        value = self.raw(name)
+        found = cast(list[object], value) if isinstance(value, list) else [None]
+        if not all(type(one) in (int, float) and 0 <= cast(float, one) < LARGEST for one in found):
+            raise self.refuse(name, "a list of numbers from 0")
+        return tuple(float(cast(float, one)) for one in found)
+
     def pair(self, name: str) -> tuple[int, int]:
         numbers = _whole_numbers(self.raw(name))
         if numbers is None or len(numbers) != 2:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +16,9 @@ from state.coverage import FORMS, Coverage
 from state.errors import FormatError
 from state.fields import LARGEST, Fields, Tokens
 from state.geometry import PAGE_TOKENS, pages_for
-from state.layouts import Layouts, segment_names
+from state.layouts import SEGMENT_HEADER_LIMIT, Layouts, segment_names
+from state.media import Media, Placed, begun, rope_delta, shared_tokens
+from state.media_manifest import MediaEntry, bare, check_places, media_entries, media_fields, parse_media, shown
 from state.session_manifest import (
     LEDGER_LIMIT,
     SESSION_FIELDS,
@@ -51,6 +53,7 @@ _CHECKPOINT_FIELDS = {
     "created",
     "shared_tokens",
     "own_tokens",
+    "own_media",
     "segments",
 }
 _PLANES = ("target_kv", "gdn", "conv", "hidden", "ring", "draft_kv")
@@ -68,8 +71,8 @@ class Segment:
 class CheckpointEntry:
     """One checkpoint of the session. `coverage` holds form, frontier and the ledger's length too.
 
-    Its ledger is the first `shared_tokens` of the session's ledger, then `own_tokens`. `segments`: indices into the
-    segment table: the image, then each page of the target's, then each of the drafter's.
+    Its ledger is the first `shared_tokens` of the session's ledger, then `own_tokens`; `own_media` begin in these.
+    `segments`: indices into the segment table: the image, then each page of the target's, then each of the drafter's.
     """
 
     id: str
@@ -81,6 +84,7 @@ class CheckpointEntry:
     shared_tokens: int
     own_tokens: Tokens
     segments: Tokens
+    own_media: tuple[MediaEntry, ...] = ()
 
     @property
     def frontier(self) -> int:
@@ -89,27 +93,47 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """All facts of a session document."""
+    """All facts of a session document. `media`: of the session's ledger."""
 
     fingerprint: dict[str, str | int]
     session: SessionFacts
     layouts: Layouts
     checkpoints: tuple[CheckpointEntry, ...]
     segments: tuple[Segment, ...]
+    media: tuple[MediaEntry, ...] = ()
 
     def ledger_of(self, entry: CheckpointEntry) -> Tokens:
         """All tokens of a checkpoint, u32."""
         return np.concatenate((self.session.ledger[: entry.shared_tokens], entry.own_tokens))
+
+    def media_of(self, entry: CheckpointEntry) -> tuple[MediaEntry, ...]:
+        """All media of a checkpoint's ledger."""
+        return shown(self.media, entry.shared_tokens, entry.own_media, entry.coverage.ledger_tokens)
+
+    @property
+    def all_media(self) -> Iterator[MediaEntry]:
+        """In the order of their segments: the ledger's, then each checkpoint's own."""
+        yield from self.media
+        for entry in self.checkpoints:
+            yield from entry.own_media
 
     def names_of(self, entry: CheckpointEntry) -> list[str]:
         """The names of a checkpoint's segments, in the order of `entry.segments`."""
         return segment_names(self.layouts, entry.frontier)
 
 
-def entry_of(checkpoint: Checkpoint, session_ledger: Tokens, segments: Sequence[int]) -> CheckpointEntry:
-    """A checkpoint's entry in a session with that ledger."""
+def entry_of(
+    checkpoint: Checkpoint,
+    session_ledger: Tokens,
+    segments: Sequence[int],
+    session_media: Placed = (),
+    media_index: Callable[[Media], int] = lambda media: 0,
+) -> CheckpointEntry:
+    """A checkpoint's entry in a session with that ledger and these media in it. `media_index`: see `media_entries`."""
     own = as_tokens(checkpoint.ledger, f"checkpoint {checkpoint.id}.ledger")
     shared = _common(own, session_ledger)
+    differing = shared_tokens(checkpoint.media, begun(session_media, len(own)))
+    shared = shared if differing is None else min(shared, differing)
     return CheckpointEntry(
         id=checkpoint.id,
         kind=checkpoint.kind,
@@ -120,6 +144,7 @@ def entry_of(checkpoint: Checkpoint, session_ledger: Tokens, segments: Sequence[
         shared_tokens=shared,
         own_tokens=own[shared:],
         segments=np.asarray(segments, dtype="<u4"),
+        own_media=media_entries(tuple(one for one in checkpoint.media if one.start >= shared), media_index),
     )
 
 
@@ -139,6 +164,7 @@ def write_manifest(
     layouts: Layouts,
     checkpoints: Sequence[CheckpointEntry],
     segments: Sequence[Segment],
+    media: Sequence[MediaEntry] = (),
 ) -> bytes:
     """Encodes a manifest, and reads it back: what a reader would refuse is refused here, by name (`FormatError`)."""
     data = pack(
@@ -146,8 +172,8 @@ def write_manifest(
             **session_fields(record),
             "fingerprint": fingerprint,
             "page_tokens": PAGE_TOKENS,
-            "positions": {"rope_delta": 0},
-            "media": [],
+            "positions": {"rope_delta": rope_delta(bare(media))},
+            "media": media_fields(media),
             "layouts": {
                 kind: {name: [dtype, list(shape)] for name, (dtype, shape) in tensors.items()}
                 for kind, tensors in layouts.items()
@@ -163,7 +189,8 @@ def write_manifest(
 
 def _checkpoint_fields(entry: CheckpointEntry) -> dict[str, Any]:
     coverage = entry.coverage
-    return {
+    media = {"own_media": media_fields(entry.own_media)} if entry.own_media else {}
+    return media | {
         "id": entry.id,
         "kind": entry.kind,
         "form": coverage.form,
@@ -199,27 +226,36 @@ def parse_manifest(data: bytes, newer_minor: bool) -> Manifest:
         raise FormatError("manifest.page_tokens", f"is {page_tokens}, must be {PAGE_TOKENS}")
     positions = root.child("positions")
     positions.allow_only({"rope_delta"})
-    rope_delta = positions.whole("rope_delta", lowest=-LARGEST)
-    if rope_delta != 0:
-        raise FormatError("manifest.positions.rope_delta", f"is {rope_delta}, must be 0: only text is supported")
-    root.children("media", limit=0)
+    stated_delta = positions.whole("rope_delta", lowest=-LARGEST)
+    media = parse_media(root, "media")
+    if stated_delta != rope_delta(bare(media)):
+        problem = f"is {stated_delta}, must be {rope_delta(bare(media))} for these media"
+        raise FormatError("manifest.positions.rope_delta", problem)
     session = parse_session(root)
+    check_places("manifest.media", bare(media), session.ledger)
     layouts = _parse_layouts(root.child("layouts"))
     segments = tuple(_parse_segment(entry) for entry in root.children("segments"))
     entries = root.children("checkpoints", CHECKPOINT_LIMIT)
-    checkpoints = tuple(_parse_checkpoint(entry, session.ledger, layouts) for entry in entries)
+    checkpoints = tuple(_parse_checkpoint(entry, session.ledger, layouts, media) for entry in entries)
     _check_identities(checkpoints)
-    _check_table(checkpoints, segments)
-    return Manifest(root.child("fingerprint").facts(), session, layouts, checkpoints, segments)
+    manifest = Manifest(root.child("fingerprint").facts(), session, layouts, checkpoints, segments, media)
+    _check_table(manifest)
+    _check_media(manifest)
+    return manifest
 
 
-def _parse_checkpoint(entry: Fields, session_ledger: Tokens, layouts: Layouts) -> CheckpointEntry:
+def _parse_checkpoint(
+    entry: Fields, session_ledger: Tokens, layouts: Layouts, media: Sequence[MediaEntry]
+) -> CheckpointEntry:
     entry.allow_only(_CHECKPOINT_FIELDS)
     lineage = entry.child("lineage")
     lineage.allow_only({"parent", "fork_origin"})
     shared = entry.whole("shared_tokens", limit=len(session_ledger) + 1)
     own = entry.words("own_tokens", LEDGER_LIMIT)
-    if len(own) and shared < len(session_ledger) and own[0] == session_ledger[shared]:
+    own_media = parse_media(entry, "own_media") if "own_media" in entry.values else ()
+    # where other media begin, equal tokens are not the same
+    parting = any(one.placed.start == shared for one in (*media, *own_media))
+    if len(own) and shared < len(session_ledger) and own[0] == session_ledger[shared] and not parting:
         raise FormatError(f"{entry.place}.own_tokens", f"begins with token {shared} of the session's ledger: share it")
     coverage = _parse_coverage(entry, shared + len(own))
     if coverage.frontier > coverage.ledger_tokens:
@@ -238,6 +274,7 @@ def _parse_checkpoint(entry: Fields, session_ledger: Tokens, layouts: Layouts) -
         shared_tokens=shared,
         own_tokens=own,
         segments=segments,
+        own_media=own_media,
     )
 
 
@@ -279,16 +316,38 @@ def _check_identities(checkpoints: Sequence[CheckpointEntry]) -> None:
             raise FormatError(f"manifest.checkpoints[{number}].id", f"is that of checkpoints[{first}] too")
 
 
-def _check_table(checkpoints: Sequence[CheckpointEntry], segments: Sequence[Segment]) -> None:
+def _check_media(manifest: Manifest) -> None:
+    """They stand where their tokens are, and their segments have room for their pixels."""
+    for number, entry in enumerate(manifest.checkpoints):
+        place = f"manifest.checkpoints[{number}].own_media"
+        early = next((one for one in entry.own_media if one.placed.start < entry.shared_tokens), None)
+        if early is not None:
+            problem = f"begin at {early.placed.start}, must be from {entry.shared_tokens} on: the others are shared"
+            raise FormatError(place, problem)
+        if manifest.media or entry.own_media:
+            check_places(place, bare(manifest.media_of(entry)), manifest.ledger_of(entry))
+    for entry in manifest.all_media:
+        size = manifest.segments[entry.segment].size
+        if not entry.data_bytes < size <= entry.data_bytes + SEGMENT_HEADER_LIMIT:
+            problem = f"is {size}, the pixels of media {entry.placed.media.digest} have {entry.data_bytes} bytes"
+            raise FormatError(f"manifest.segments[{entry.segment}].size", f"{problem} and a short header")
+
+
+def _check_table(manifest: Manifest) -> None:
     """Each segment stands in the table once, at the place of its first use; each is used."""
+    segments = manifest.segments
+    uses = [
+        (f"manifest.checkpoints[{number}].segments[{place}]", index)
+        for number, entry in enumerate(manifest.checkpoints)
+        for place, index in enumerate(cast(list[int], entry.segments.tolist()))
+    ]
+    uses += [(f"manifest.media {entry.placed.media.digest}", entry.segment) for entry in manifest.all_media]
     used = 0
-    for number, entry in enumerate(checkpoints):
-        for place, index in enumerate(cast(list[int], entry.segments.tolist())):
-            if index > used or index >= len(segments):
-                wanted = f"at most {min(used, len(segments) - 1)}"
-                raise FormatError(f"manifest.checkpoints[{number}].segments[{place}]", f"is {index}, must be {wanted}")
-            used += index == used
+    for place, index in uses:
+        if index > used or index >= len(segments):
+            raise FormatError(place, f"is {index}, must be at most {min(used, len(segments) - 1)}")
+        used += index == used
     if used < len(segments):
-        raise FormatError(f"manifest.segments[{used}]", "belongs to no checkpoint")
+        raise FormatError(f"manifest.segments[{used}]", "belongs to no checkpoint or media")
     if len({segment.sha256 for segment in segments}) < len(segments):
         raise FormatError("manifest.segments", "hold two entries of the same sha256")

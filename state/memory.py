@@ -13,6 +13,7 @@ from state.coverage import Coverage, Form, check_coverage
 from state.errors import CapacityError, StateError
 from state.geometry import PAGE_TOKENS, StateGeometry, pages_for
 from state.images import ImagePool
+from state.media import Placed, begun
 from state.pages import PagePool
 
 UNSETTLED = -1
@@ -131,12 +132,19 @@ class StateMemory:
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def capture(
-        self, sequence: SequenceMemory, ledger: Sequence[int], form: Form, kind: str, parent: str | None = None
+        self,
+        sequence: SequenceMemory,
+        ledger: Sequence[int],
+        form: Form,
+        kind: str,
+        parent: str | None = None,
+        media: Placed = (),
     ) -> Checkpoint:
         """An immutable checkpoint of a sequence at its frontier; the sequence goes on.
 
         Shares the pages that hold [0, F) and copies the image. The draft context must have caught up. Raises
         `CoverageError` or `CapacityError`. `parent` defaults to the checkpoint that the sequence was restored from.
+        `media`: of the sequence, those beyond the ledger included.
         """
         self._check_open(sequence)
         coverage = self._coverage_of(sequence, len(ledger), form)
@@ -156,6 +164,7 @@ class StateMemory:
                 pages=tuple(sequence.pages[:count]),
                 draft_pages=tuple(sequence.draft_pages[:count]),
                 created=self._clock(),
+                media=begun(media, len(ledger)),
             )
         )
 

@@ -10,6 +10,7 @@ differ. A look-up takes O(length / 64) steps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -117,8 +118,14 @@ class PrefixTree(Generic[Item]):
 
 
 def _block(tokens: Sequence[int], media: Media, start: int, end: int) -> _Block:
-    begun = tuple((at - start, digest) for at, digest in media if start <= at < end) if media else ()
-    return tuple(tokens[start:end]), begun
+    if not media:
+        return tuple(tokens[start:end]), ()
+    first, last = (bisect_left(media, place, key=_position) for place in (start, end))
+    return tuple(tokens[start:end]), tuple((at - start, digest) for at, digest in media[first:last])
+
+
+def _position(entry: tuple[int, bytes]) -> int:
+    return entry[0]
 
 
 def _leads(tail: _Block, below: _Block) -> bool:

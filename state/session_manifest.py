@@ -1,16 +1,17 @@
-"""The part of a manifest that is about the session: identity, ledger, transcript, turns. No tensors."""
+"""The part of a manifest that is about the session: identity, ledger, transcript, turns, fork points. No tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
 
 from state.errors import FormatError
 from state.fields import Fields, Tokens
-from state.session_record import Message, SessionRecord, TurnRecord
+from state.media import Placed
+from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 LEDGER_LIMIT = 1 << 21
 """Tokens of one ledger: twice the longest context of the models that this serves, with YaRN."""
@@ -18,13 +19,14 @@ LEDGER_LIMIT = 1 << 21
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MODES = ("history", "append")
 
-SESSION_FIELDS = ("session", "ledger", "transcript", "turns")
+SESSION_FIELDS = ("session", "ledger", "transcript", "turns", "fork_points")
 _SESSION = ("id", "branch", "epoch", "order", "opener", "frontier")
 
 
 @dataclass(frozen=True, eq=False)
 class SessionFacts:
-    """A `SessionRecord` whose ledger is still the document's bytes."""
+    """A `SessionRecord` whose ledger is still the document's bytes, and so are those of its fork points, which have
+    none in `fork_points`; its media are apart."""
 
     id: str
     branch: str
@@ -35,11 +37,13 @@ class SessionFacts:
     ledger: Tokens
     transcript: tuple[Message, ...]
     turns: tuple[TurnRecord, ...]
+    fork_points: tuple[ForkPoint, ...]
+    fork_ledgers: tuple[Tokens, ...]
 
-    def record(self) -> SessionRecord:
+    def record(self, media: Placed = ()) -> SessionRecord:
         return SessionRecord(
             id=self.id,
-            ledger=tuple(cast(list[int], self.ledger.tolist())),
+            ledger=_plain(self.ledger),
             branch=self.branch,
             epoch=self.epoch,
             order=self.order,
@@ -47,7 +51,16 @@ class SessionFacts:
             frontier=self.frontier,
             transcript=self.transcript,
             turns=self.turns,
+            fork_points=tuple(
+                replace(point, ledger=_plain(own))
+                for point, own in zip(self.fork_points, self.fork_ledgers, strict=True)
+            ),
+            media=media,
         )
+
+
+def _plain(tokens: Tokens) -> tuple[int, ...]:
+    return tuple(cast(list[int], tokens.tolist()))
 
 
 def as_tokens(ledger: Sequence[int], place: str) -> Tokens:
@@ -72,7 +85,14 @@ def session_fields(record: SessionRecord) -> dict[str, Any]:
         "ledger": as_tokens(record.ledger, "manifest.ledger").tobytes(),
         "transcript": list(record.transcript),
         "turns": [{field.name: getattr(turn, field.name) for field in fields(turn)} for turn in record.turns],
+        "fork_points": [_fork_point_fields(number, point) for number, point in enumerate(record.fork_points)],
     }
+
+
+def _fork_point_fields(number: int, point: ForkPoint) -> dict[str, Any]:
+    plain = {field.name: getattr(point, field.name) for field in fields(point)}
+    ledger = as_tokens(point.ledger, f"manifest.fork_points[{number}].ledger").tobytes()
+    return plain | {"ledger": ledger, "transcript": list(point.transcript)}
 
 
 def parse_session(root: Fields) -> SessionFacts:
@@ -80,6 +100,9 @@ def parse_session(root: Fields) -> SessionFacts:
     session = root.child("session")
     session.allow_only(_SESSION)
     ledger = root.words("ledger", LEDGER_LIMIT)
+    transcript = tuple(_parse_message(entry) for entry in root.children("transcript"))
+    # Documents of version 1.0 have none.
+    points = root.children("fork_points") if "fork_points" in root.values else []
     return SessionFacts(
         id=session.visible("id"),
         branch=session.text("branch"),
@@ -88,8 +111,10 @@ def parse_session(root: Fields) -> SessionFacts:
         opener=session.whole("opener", limit=len(ledger) + 1),
         frontier=session.whole("frontier", limit=len(ledger) + 1),
         ledger=ledger,
-        transcript=tuple(_parse_message(entry) for entry in root.children("transcript")),
+        transcript=transcript,
         turns=tuple(_parse_turn(entry) for entry in root.children("turns")),
+        fork_points=tuple(_parse_fork_point(entry, len(ledger), len(transcript)) for entry in points),
+        fork_ledgers=tuple(entry.words("ledger", LEDGER_LIMIT) for entry in points),
     )
 
 
@@ -122,4 +147,30 @@ def _parse_turn(entry: Fields) -> TurnRecord:
         reused=entry.whole("reused"),
         prefilled=entry.whole("prefilled"),
         acceptance_length=entry.number("acceptance_length", "a number from 0"),
+        ended_at=entry.number("ended_at", "seconds since 1970") if "ended_at" in entry.values else 0.0,
     )
+
+
+def _parse_fork_point(entry: Fields, tokens: int, messages: int) -> ForkPoint:
+    """`tokens`, `messages`: what the session has. A point has a ledger of its own or the beginning of the session's."""
+    entry.allow_only([field.name for field in fields(ForkPoint)])
+    ledger = entry.words("ledger", LEDGER_LIMIT)
+    transcript = tuple(_parse_message(message) for message in entry.children("transcript"))
+    if len(ledger):
+        tokens, messages = len(ledger), len(transcript)
+    elif transcript:
+        raise FormatError(f"{entry.place}.transcript", "is its own, but its ledger is the session's")
+    point = ForkPoint(
+        turn=entry.optional_text("turn", 128),
+        tokens=entry.whole("tokens", 1, tokens + 1),
+        messages=entry.whole("messages", limit=messages + 1),
+        frontier=entry.whole("frontier", limit=tokens + 1),
+        opener=entry.whole("opener", limit=tokens + 1),
+        name=None if entry.raw("name") is None else entry.visible("name"),
+        image=entry.whole("image", limit=tokens + 1),
+        transcript=transcript,
+    )
+    if len(ledger) and (point.tokens, point.messages) != (tokens, messages):
+        told = f"says {point.tokens} tokens and {point.messages} messages, but has {tokens} and {messages} of its own"
+        raise FormatError(entry.place, told)
+    return point

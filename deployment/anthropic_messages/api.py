@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployment.anthropic_messages.format import PING, MessageFormat, refusal
 from deployment.anthropic_messages.schema import MessagesBody, PromptBody
 from deployment.errors import Refused, RequestError
-from deployment.request_reading import Asking, asking_of, document_of, turn_request
+from deployment.request_reading import Asking, asking_of, turn_request
 from deployment.schemas import TurnBody, parse
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
@@ -33,10 +33,11 @@ class MessagesApi:
         return await _answered(self._count, request)
 
     async def _create(self, request: Request, name: str) -> Response:
-        document = await document_of(request)
+        document, size = await self._turns.document(request)
         body = parse(MessagesBody, document)
         self._turns.check_model(body.model)
-        turn = replace(_turn(body, asking_of(request, document)), stop=tuple(body.stop_sequences or ()))
+        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size)
+        turn = replace(turn, stop=tuple(body.stop_sequences or ()))
         events = self._turns.events(turn)
         opened = await begun(events)
         shown = MessageFormat(opened, name)
@@ -46,10 +47,11 @@ class MessagesApi:
         return JSONResponse(shown.whole(await told_whole(opened, events)), headers=shown.headers)
 
     async def _count(self, request: Request, name: str) -> Response:
-        document = await document_of(request)
+        document, size = await self._turns.document(request)
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
-        encoded = await self._tokens.encoded(_turn(body, asking_of(request, document)))
+        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size)
+        encoded = await self._tokens.encoded(turn)
         return JSONResponse({"input_tokens": len(encoded.ids)}, headers={"request-id": name})
 
 

@@ -108,8 +108,16 @@ class AsyncClient:
     async def create(self, name: str | None = None) -> dict[str, Any]:
         return await self._told(calls.create(name))
 
-    async def fork(self, name: str, child: str | None = None) -> dict[str, Any]:
-        return await self._told(calls.fork(name, child))
+    async def fork(
+        self,
+        name: str,
+        child: str | None = None,
+        *,
+        checkpoint: str | None = None,
+        turn: str | None = None,
+        frontier: int | None = None,
+    ) -> dict[str, Any]:
+        return await self._told(calls.fork(name, child, checkpoint, turn, frontier))
 
     async def turns(self, name: str) -> list[dict[str, Any]]:
         return await self._listed(calls.turns(name))
@@ -117,8 +125,11 @@ class AsyncClient:
     async def checkpoints(self, name: str) -> list[dict[str, Any]]:
         return await self._listed(calls.checkpoints(name))
 
-    async def checkpoint(self, name: str) -> dict[str, Any]:
-        return await self._told(calls.checkpoint(name))
+    async def checkpoint(self, name: str, called: str | None = None) -> dict[str, Any]:
+        return await self._told(calls.checkpoint(name, called))
+
+    async def delete_checkpoint(self, name: str, checkpoint: str) -> dict[str, Any]:
+        return await self._told(calls.delete_checkpoint(name, checkpoint))
 
     async def migrate(self, name: str, to: str | None = None) -> dict[str, Any]:
         return await self._told(calls.migrate(name, to))

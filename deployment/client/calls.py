@@ -108,8 +108,19 @@ def create(name: str | None) -> Call:
     return Call("POST", "/v1/sessions", {} if name is None else {"id": name})
 
 
-def fork(name: str, child: str | None) -> Call:
-    return Call("POST", f"{_session(name)}/fork", {} if child is None else {"id": child})
+def fork(
+    name: str,
+    child: str | None,
+    checkpoint: str | None = None,
+    turn: str | None = None,
+    frontier: int | None = None,
+) -> Call:
+    """ValueError for more than one place to fork at."""
+    fields = {"id": child, "checkpoint": checkpoint, "turn": turn, "frontier": frontier}
+    body = {field: value for field, value in fields.items() if value is not None}
+    if len(body.keys() - {"id"}) > 1:
+        raise ValueError(f"fork: begins at one place, got {', '.join(sorted(body.keys() - {'id'}))}")
+    return Call("POST", f"{_session(name)}/fork", body)
 
 
 def turns(name: str) -> Call:
@@ -120,8 +131,12 @@ def checkpoints(name: str) -> Call:
     return Call("GET", f"{_session(name)}/checkpoints", repeatable=True)
 
 
-def checkpoint(name: str) -> Call:
-    return Call("POST", f"{_session(name)}/checkpoints")
+def checkpoint(name: str, called: str | None) -> Call:
+    return Call("POST", f"{_session(name)}/checkpoints", {} if called is None else {"name": called})
+
+
+def delete_checkpoint(name: str, checkpoint: str) -> Call:
+    return Call("DELETE", f"{_session(name)}/checkpoints/{quote(checkpoint, safe='')}")
 
 
 def migrate(name: str, to: str | None) -> Call:

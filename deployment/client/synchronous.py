@@ -118,9 +118,17 @@ class Client:
         """A session before its first turn; without a name, under a random one."""
         return self._told(calls.create(name))
 
-    def fork(self, name: str, child: str | None = None) -> dict[str, Any]:
-        """A second session with the same past."""
-        return self._told(calls.fork(name, child))
+    def fork(
+        self,
+        name: str,
+        child: str | None = None,
+        *,
+        checkpoint: str | None = None,
+        turn: str | None = None,
+        frontier: int | None = None,
+    ) -> dict[str, Any]:
+        """A second session with the same past, up to a checkpoint, a turn's end or a frontier if one is named."""
+        return self._told(calls.fork(name, child, checkpoint, turn, frontier))
 
     def turns(self, name: str) -> list[dict[str, Any]]:
         return self._listed(calls.turns(name))
@@ -128,9 +136,12 @@ class Client:
     def checkpoints(self, name: str) -> list[dict[str, Any]]:
         return self._listed(calls.checkpoints(name))
 
-    def checkpoint(self, name: str) -> dict[str, Any]:
-        """Makes one now."""
-        return self._told(calls.checkpoint(name))
+    def checkpoint(self, name: str, called: str | None = None) -> dict[str, Any]:
+        """Keeps where the session stands now, under a name that the answer tells."""
+        return self._told(calls.checkpoint(name, called))
+
+    def delete_checkpoint(self, name: str, checkpoint: str) -> dict[str, Any]:
+        return self._told(calls.delete_checkpoint(name, checkpoint))
 
     def migrate(self, name: str, to: str | None = None) -> dict[str, Any]:
         """Moves it to a replica, or to any other one than its owner."""

@@ -18,6 +18,7 @@ from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
+    CopiesLost,
     Drain,
     Ends,
     Found,
@@ -53,7 +54,7 @@ PROBE_SECONDS = 2.0
 SCAN_SECONDS = 5.0
 SWEEP_SECONDS = 3600.0
 
-Mail = Grant | Join | Offer | Moved | Drain
+Mail = Grant | Join | CopiesLost | Offer | Moved | Drain
 
 log = logging.getLogger("ray.serve")
 

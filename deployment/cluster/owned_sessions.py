@@ -19,6 +19,7 @@ from deployment.ownership.log import Numbered
 from deployment.ownership.messages import (
     Claim,
     Committed,
+    CopiesLost,
     Drain,
     Fenced,
     FromDirectory,
@@ -48,13 +49,16 @@ TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
 """How long a session's takeover may take before whoever asked is told to ask again."""
 
+FromOthers = Grant | Join | CopiesLost | Offer | Moved | Drain
+"""What comes with the answer to a renewal."""
+
 log = logging.getLogger("ray.serve")
 
 
 class Transport(Protocol):
     """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
 
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Grant | Join | Offer | Moved | Drain] | None: ...
+    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[FromOthers] | None: ...
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
@@ -113,8 +117,9 @@ class _Owned:
 
 
 class OwnedSessions:
-    """`fenced` is called when a session is lost to another owner while this replica believed to have it; `opened` when
-    one is open again under a new epoch; `no_room` when a store cannot take what it was given; `offered` when another
+    """`fenced` is called when a session is lost to another owner while this replica believed to have it; `copies_lost`
+    when no copy of it is left, with the epoch under which it was this replica's, if it was; `opened` when one is open
+    again under a new epoch; `no_room` when a store cannot take what it was given; `offered` when another
     replica would give a session; `drain` when all are to go elsewhere."""
 
     def __init__(
@@ -125,6 +130,7 @@ class OwnedSessions:
         *,
         opened: Callable[[Opened], None],
         fenced: Callable[[SessionKey], None],
+        copies_lost: Callable[[SessionKey, Epoch | None], None],
         no_room: Callable[[NoRoom], None],
         offered: Callable[[Offer], None],
         drain: Callable[[Drain], None],
@@ -134,6 +140,7 @@ class OwnedSessions:
         self._transport = transport
         self._on_opened = opened
         self._on_fenced = fenced
+        self._on_copies_lost = copies_lost
         self._on_no_room = no_room
         self._on_offered = offered
         self._on_drain = drain
@@ -169,9 +176,15 @@ class OwnedSessions:
         return owned.owner.grant.members if owned is not None and owned.owner.grant is not None else ()
 
     async def take(
-        self, key: SessionKey, *, given: Epoch | None = None, offered_by: str | None = None, anew: bool = False
+        self,
+        key: SessionKey,
+        *,
+        given: Epoch | None = None,
+        offered_by: str | None = None,
+        anew: bool = False,
+        holds: Epoch | None = None,
     ) -> Opened:
-        """Makes this replica the owner. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
+        """Makes this replica the owner; the rest as in `Claim`. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
         if owned is None or owned.end is not None or owned.owner.state is State.DELETED:
             tenure = f"{self._replica}/{secrets.token_hex(8)}"
@@ -179,7 +192,7 @@ class OwnedSessions:
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
-                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew)
+                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)
@@ -232,9 +245,12 @@ class OwnedSessions:
         return self._mine(key).owner.committed
 
     async def kept(self, key: SessionKey) -> None:
-        """Waits until all copies hold the image that was published last, or until it is not this replica's to say."""
+        """Waits until all copies hold the image that was published last. Raises `NotOwned` if that is not this
+        replica's to say any more."""
         owned = self._mine(key)
         await owned.until(lambda: owned.owner.published)
+        if owned.end is not None:
+            raise owned.end
 
     async def heard(self, key: SessionKey) -> None:
         """Waits until the directory has heard all that there is to say of a session."""
@@ -323,9 +339,9 @@ class OwnedSessions:
             case Fenced(seal=seal):
                 owned.end = NotOwned(f"session {key} has an owner under epoch {seal}")
                 self._on_fenced(key)
-            case Unavailable(reason=reason):
+            case Unavailable(reason=reason, holds=holds):
                 owned.end = NoCopyLeft(f"session {key}: {reason}")
-                self._on_fenced(key)
+                self._on_copies_lost(key, holds)
             case NoRoom():
                 self._on_no_room(message)
         owned.changed()
@@ -383,7 +399,7 @@ class OwnedSessions:
             if messages is None:
                 await asyncio.sleep(max(0.0, 0.5 - (time.monotonic() - sent)))
 
-    def _directed(self, message: Grant | Join | Offer | Moved | Drain) -> None:
+    def _directed(self, message: FromOthers) -> None:
         now = time.monotonic()
         match message:
             case Drain():
@@ -396,6 +412,8 @@ class OwnedSessions:
                 self._dispatch(owned, owned.owner.granted(message, now))
             case Join():
                 self._dispatch(owned, owned.owner.join(message, now))
+            case CopiesLost():
+                self._dispatch(owned, owned.owner.copies_lost(message))
             case Moved():
                 self._dispatch(owned, owned.owner.moved(message))
 

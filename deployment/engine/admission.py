@@ -20,15 +20,18 @@ from deployment.engine import errors
 from deployment.engine.errors import EngineError
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
-from deployment.engine.messages import Hit, Resumed, Submit
+from deployment.engine.messages import CheckpointKind, Hit, Resumed, Submit
+from deployment.engine.placing import spans_of
 from deployment.engine.publication import replay
 from deployment.engine.scheduler import LANES, Holding, Shortage
 from deployment.engine.sessions import SessionTable
 from deployment.engine.stop_strings import StopStrings
 from deployment.engine.thinking import ThinkingLimit
 from state.checkpoint import Checkpoint
+from state.coverage import Form
 from state.errors import CapacityError, CoverageError
 from state.geometry import PAGE_TOKENS, pages_for
+from state.media import rope_delta
 from state.memory import SequenceMemory, StateMemory
 
 logger = logging.getLogger(__name__)
@@ -100,6 +103,8 @@ class Admission:
             imaged=memory.frontier,
             stop_strings=self._stop_strings(submit),
             thinking=ThinkingLimit(submit.thinking) if submit.thinking is not None else None,
+            spans=spans_of(submit.media),
+            rope_delta=rope_delta(submit.media),
         )
 
     def _stop_strings(self, submit: Submit) -> StopStrings | None:
@@ -119,7 +124,7 @@ class Admission:
             if turn in over or self._sessions.parked(turn) is not None:
                 continue
             try:
-                self._sessions.park(turn, self._memory.capture(lane.memory, lane.ledger, "prompt", "turn_start"))
+                self._sessions.park(turn, self._captured(lane, "prompt", "turn_start"))
             except Exception as error:  # also that of a device
                 logger.info("a prompt will be prefilled again: %s", error)
                 return
@@ -128,9 +133,8 @@ class Admission:
         """Takes a lane's memory away. Its draft context must have caught up."""
         if lane.frontier:
             form = "prompt" if lane.prefilling else "decode"
-            ledger = lane.ledger[: lane.frontier + (form == "decode")]
             try:
-                self._sessions.park(lane.submit.turn, self._memory.capture(lane.memory, ledger, form, "turn_end"))
+                self._sessions.park(lane.submit.turn, self._captured(lane, form, "turn_end"))
             except Exception as error:  # also that of a device: the ledger is enough
                 logger.info("a suspended turn will be replayed: %s", error)
         # what was captured already is not captured again
@@ -139,6 +143,10 @@ class Admission:
         lane.pending = 0
         lane.suspended = True
         self._memory.close(lane.memory)
+
+    def _captured(self, lane: Lane, form: Form, kind: CheckpointKind) -> Checkpoint:
+        ledger = lane.ledger[: lane.frontier + (form == "decode")]
+        return self._memory.capture(lane.memory, ledger, form, kind, media=lane.submit.media)
 
     def resume(self, lane: Lane, row: int, alone: bool, now: float) -> None:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
@@ -192,7 +200,7 @@ class Admission:
                 logger.warning("a suspended turn is replayed: %s", error)
                 self._sessions.unpark(submit.turn)
         reachable = ledger[: reach + 1]
-        while (found := self._sessions.deepest_prefix(submit.session, reachable, submit.tenant)) is not None:
+        while (found := self._deepest(submit, reachable)) is not None:
             checkpoint, hit = found
             try:
                 return self._memory.restore(checkpoint, tokens), hit
@@ -202,5 +210,8 @@ class Admission:
         return self._memory.open(tokens), "none"
 
     def _source(self, submit: Submit, ledger: Sequence[int]) -> Checkpoint | None:
-        found = self._sessions.deepest_prefix(submit.session, ledger, submit.tenant)
+        found = self._deepest(submit, ledger)
         return found[0] if found is not None else None
+
+    def _deepest(self, submit: Submit, ledger: Sequence[int]) -> tuple[Checkpoint, Hit] | None:
+        return self._sessions.deepest_prefix(submit.session, ledger, submit.tenant, submit.media)

@@ -17,10 +17,11 @@ from functools import partial
 
 from deployment.engine.lane import Lane
 from deployment.engine.messages import Captured, CheckpointKind
-from deployment.engine.sessions import SessionTable
+from deployment.engine.sessions import SessionTable, processed
 from state.checkpoint import Checkpoint
 from state.coverage import Form
 from state.image_policy import ImagePolicy
+from state.media import begun
 from state.memory import StateMemory
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ class Captures:
     def explicit(self, lane: Lane, session: str) -> int:
         """Keeps a checkpoint of the lane's committed state until it is unpinned; returns its frontier. Raises what a
         capture raises."""
-        tokens = lane.ledger[: lane.frontier]
-        if not any(list(c.ledger[: c.frontier]) == tokens for c in self._sessions.pinned(session, lane.frontier)):
+        here = tuple(lane.ledger[: lane.frontier]), begun(lane.submit.media, lane.frontier)
+        if here not in map(processed, self._sessions.pinned(session, lane.frontier)):
             self._sessions.add(session, self._capture(lane, "explicit"), lane.submit.tenant)
         return lane.frontier
 
@@ -79,12 +80,12 @@ class Captures:
         elif since == lane.frontier or self._policy.worth(since) or (always and since):
             self._give(lane, "turn_end")
         if lane.generated:
-            self._sessions.commit(lane.session, lane.ledger, lane.submit.tenant)
+            self._sessions.commit(lane.session, lane.ledger, lane.submit.tenant, lane.submit.media)
         return lane.frontier - self._since_kept(lane)
 
     def _since_kept(self, lane: Lane) -> int:
         tokens = lane.ledger[: lane.frontier]
-        return lane.frontier - self._sessions.nearest(lane.session, tokens, lane.submit.tenant)
+        return lane.frontier - self._sessions.nearest(lane.session, tokens, lane.submit.tenant, lane.submit.media)
 
     def _give(self, lane: Lane, kind: CheckpointKind) -> None:
         """Keeps a checkpoint at the lane's frontier, if it has a session and anything new."""
@@ -105,7 +106,7 @@ class Captures:
         if lane.session is not None and self._sessions.is_private(lane.session):
             return
         tenant, tokens = lane.submit.tenant, lane.ledger[: lane.frontier]
-        if self._policy.worth(lane.frontier - self._sessions.nearest(None, tokens, tenant)):
+        if self._policy.worth(lane.frontier - self._sessions.nearest(None, tokens, tenant, lane.submit.media)):
             checkpoint = self._captured(lane, "tap")
             if checkpoint is not None:
                 self._sessions.add_tap(checkpoint, tenant)
@@ -121,7 +122,7 @@ class Captures:
         form: Form = "decode" if len(lane.ledger) > lane.frontier and not lane.prefilling else "prompt"
         ledger = lane.ledger[: lane.frontier + (form == "decode")]
         self._catch_up(lane)
-        capture = partial(self._memory.capture, lane.memory, ledger, form, kind)
+        capture = partial(self._memory.capture, lane.memory, ledger, form, kind, media=lane.submit.media)
         checkpoint = self._sessions.with_room(capture, keep=None)
         lane.imaged = lane.frontier
         return checkpoint

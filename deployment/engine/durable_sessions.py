@@ -20,6 +20,7 @@ from state.durable import DurableTier, Published
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
 from state.manifest import Segment
+from state.media import begun
 from state.memory import StateMemory
 from state.names import Order, SessionKey
 from state.publication_record import StoredCheckpoint, StoredSegment
@@ -37,18 +38,22 @@ REMEMBERED_SESSIONS = 1 << 12
 """Sessions whose written state is known; of more than that, some write state with a record that could do without."""
 
 
+MEDIA_SECONDS = 1e12
+"""What a session's media count as worth in seconds of prefill: more than any state."""
+
 _Kept = tuple[Checkpoint, tuple[Segment, ...]]
 
 
 @dataclass(frozen=True)
 class _Publication:
-    """What is written later, without the device. `kept`: the checkpoints that the document names, with their segments.
-    `held`: segments by digest, all that were not known to be stored."""
+    """What is written later, without the device. `kept`: the checkpoints that the document names, with their segments;
+    `media`: the segments of its media. `held`: segments by digest, all that were not known to be stored."""
 
     key: SessionKey
     order: Order
     document: bytes
     kept: tuple[_Kept, ...]
+    media: tuple[Segment, ...]
     held: Mapping[bytes, bytes]
 
     def read(self, sha256: bytes) -> bytes:
@@ -105,16 +110,18 @@ class DurableSessions:
         with self._lock:
             carried = self._written.get(key) if record_alone else None
         if carried is not None:
-            document = encode_carried(memory.geometry, carried, record, fingerprint, signing_key)
-            publication = _Publication(key, order, document, carried, {})
+            detached = encode_carried(memory, carried, record, fingerprint, signing_key, self._digests)
+            kept, to_read = carried, detached.of_media()
         else:
             detached = encode_detached(
                 memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
             )
-            with self._lock:
-                fresh = [segment for segment in detached.segments if segment.sha256 not in self._stored]
-            held = {segment.sha256: segment.read() for segment in fresh}
-            publication = _Publication(key, order, detached.document, _kept(checkpoints, detached), held)
+            kept, to_read = _kept(checkpoints, detached), detached.segments
+        with self._lock:
+            fresh = [segment for segment in to_read if segment.sha256 not in self._stored]
+        held = {segment.sha256: segment.read() for segment in fresh}
+        media = tuple(Segment(segment.size, segment.sha256) for segment in detached.of_media())
+        publication = _Publication(key, order, detached.document, kept, media, held)
         self._writer.submit(
             Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
         )
@@ -134,16 +141,25 @@ class DurableSessions:
 
     def _write(self, publication: _Publication) -> Published:
         key, order, document = publication.key, publication.order, publication.document
-        publish, described = self._tier.publish, self._described(publication.kept)
+        media = _described_media(publication.media)
+
+        def publish(described: tuple[StoredCheckpoint, ...]) -> Published:
+            return self._tier.publish(key, order.epoch, order.sequence, document, described, publication.read)
+
         try:
-            return publish(key, order.epoch, order.sequence, document, described, publication.read)
+            return publish((*media, *self._described(publication.kept)))
         except MissingSegment as error:
             # The store let go of it in the meantime. The ledger must not wait for the turn that writes it again.
             logger.info("session %s becomes durable without its state: %s", key, error)
-            return replace(publish(key, order.epoch, order.sequence, document, (), publication.read), payload=False)
+        try:
+            return replace(publish(media), payload=False)
+        except MissingSegment as error:
+            logger.warning("session %s becomes durable without its media: %s", key, error)
+            return replace(publish(()), payload=False)
 
     def _ended(self, publication: _Publication, outcome: Outcome) -> None:
         digests = {segment.sha256 for _, segments in publication.kept for segment in segments}
+        digests |= {segment.sha256 for segment in publication.media}
         with self._lock:
             if outcome != "superseded":
                 self._written.pop(publication.key, None)
@@ -160,6 +176,12 @@ class DurableSessions:
         self._done(publication.key, publication.order, outcome)
 
 
+def _described_media(media: Sequence[Segment]) -> tuple[StoredCheckpoint, ...]:
+    """Nothing brings them back: of all payload they go last."""
+    segments = tuple(StoredSegment(segment.sha256, segment.size) for segment in media)
+    return (StoredCheckpoint("media", None, MEDIA_SECONDS, segments),) if media else ()
+
+
 def _kept(checkpoints: Sequence[Checkpoint], detached: DetachedSession) -> tuple[_Kept, ...]:
     return tuple(
         (checkpoint, tuple(Segment(segment.size, segment.sha256) for segment in detached.of(number)))
@@ -170,7 +192,13 @@ def _kept(checkpoints: Sequence[Checkpoint], detached: DetachedSession) -> tuple
 def _ancestor(checkpoint: Checkpoint, among: Sequence[Checkpoint]) -> str | None:
     """The deepest of the checkpoints that this one's ledger continues; else where its sequence or fork came from."""
     tokens = checkpoint.ledger[: checkpoint.frontier]
-    earlier = [c for c in among if c.frontier < checkpoint.frontier and c.ledger[: c.frontier] == tokens[: c.frontier]]
+    earlier = [
+        c
+        for c in among
+        if c.frontier < checkpoint.frontier
+        and c.ledger[: c.frontier] == tokens[: c.frontier]
+        and begun(c.media, c.frontier) == begun(checkpoint.media, c.frontier)
+    ]
     if earlier:
         return max(earlier, key=lambda c: c.frontier).id
     return checkpoint.fork_origin or checkpoint.parent

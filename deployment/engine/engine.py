@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from deployment.engine import errors
@@ -21,8 +22,10 @@ from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
+from deployment.engine.known_media import KnownMedia
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.media_checks import check_media
 from deployment.engine.messages import (
     Call,
     Cancel,
@@ -93,7 +96,7 @@ class Engine:
         self._clock = clock
         self.memory = state_memory(models, options)
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
-        self._executor = Executor(models, self.memory, options.lanes, draft_tokens)
+        self._executor = Executor(models, self.memory, options.lanes, draft_tokens, options.media_cache_bytes)
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, options, self.memory, self._sessions, clock, durable)
         policy = ImagePolicy.of(models.geometry, options.prefill_chunk, options.image_min_tokens)
@@ -103,6 +106,7 @@ class Engine:
         self._admission = Admission(models, self.memory, self._sessions)
         self._scheduler = Scheduler(options)
         self._pacer = PrefillPacer(options.prefill_chunk, options.max_stall_ms)
+        self._known_media = KnownMedia()
         self._lanes: list[Lane] = []
         self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
@@ -187,6 +191,8 @@ class Engine:
         try:
             models = self.models
             check_submit(submit, models.context, models.target.public_rows, models.defaults.eos_ids)
+            check_media(submit, models.vision)
+            submit = replace(submit, media=self._known_media.shared(submit.media))
             self._admission.check_size(submit)
             self._executor.grammars.check(submit.grammar)
             now = self._clock()

@@ -12,6 +12,7 @@ from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.media_checks import misplaced
 from deployment.engine.messages import (
     CheckpointKind,
     DropStaged,
@@ -38,6 +39,8 @@ from state.codec import DetachedSegment, SegmentDigests, encode_detached, encode
 from state.document import SessionDocument, open_document
 from state.errors import CoverageError, FingerprintMismatch, FormatError, MissingSegment
 from state.fingerprint import Fingerprint, Mismatch, compare
+from state.media import Placed, begun, page_keys
+from state.media_manifest import bare
 from state.memory import StateMemory
 from state.session_record import SessionRecord
 
@@ -76,6 +79,8 @@ class StateExchange:
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
         chosen = [] if bare else self._standing_for(command.session)
+        if not bare and command.without is not None:
+            chosen = self._with_pinned(command.session, chosen)
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
@@ -147,20 +152,22 @@ class StateExchange:
         fetch = self._durable.segment if self._durable is not None else None
         staged = partial(self._staged.segment, command.migration)
         document = open_document(command.document, fetch=fetch, verified=staged, key=self._key)
-        record = document.manifest.session.record()
         mismatch = compare(document.manifest.fingerprint, self._models.fingerprint)
         if mismatch is not None and command.exact:
             refused = FingerprintMismatch(mismatch.field, mismatch.stored, mismatch.here)
             raise EngineError(errors.FINGERPRINT_MISMATCH, str(refused), mismatch.field)
         if mismatch is None or mismatch.matter != "text":
             document.check_tokens(self._models.target.public_rows)
+        if mismatch is None or mismatch.matter not in ("text", "weights"):
+            self._check_media(document)
+        record = document.record()
         loaded = self._load(document, command) if self._loadable(mismatch) else []
         if command.migration is not None:
             self._staged.imported(command.migration)
         tenant = command.tenant if document.signed else None
         self._sessions.replace(command.session, loaded, command.origin, tenant)
         if loaded and record.ledger:
-            self._sessions.commit(command.session, record.ledger)
+            self._sessions.commit(command.session, record.ledger, media=record.media)
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.session))
         foreign = Foreign(mismatch, document.manifest.fingerprint) if mismatch is not None else None
         return Imported(command.call, command.session, frontiers, record, foreign, document.signed)
@@ -180,7 +187,7 @@ class StateExchange:
     def fork(self, command: Fork) -> Imported:
         forked: list[Checkpoint] = []
         try:
-            for checkpoint in _up_to(command.frontier, self._held(command.session)):
+            for checkpoint in _on_the_way(command.ledger, command.media, self._held(command.session)):
                 fork = partial(self._memory.fork, checkpoint)
                 forked.append(self._sessions.with_room(fork, keep=command.session, source=checkpoint))
         except BaseException:
@@ -204,6 +211,18 @@ class StateExchange:
         action = "loaded all the same" if accepted else "not loaded, and will be rebuilt from its ledger"
         logger.info("a session's state is %s: %s was %r, is %r", action, mismatch.field, mismatch.stored, mismatch.here)
         return accepted
+
+    def _check_media(self, document: SessionDocument) -> None:
+        """Raises EngineError for media that this model's tower could not have been shown where they stand."""
+        manifest = document.manifest
+        rows = [("manifest.media", manifest.session.ledger, manifest.media)]
+        for number, entry in enumerate(manifest.checkpoints):
+            place = f"manifest.checkpoints[{number}].media"
+            rows.append((place, manifest.ledger_of(entry), manifest.media_of(entry)))
+        for place, tokens, media in rows:
+            problem = misplaced(tokens, bare(media), self._models.vision)
+            if problem is not None:
+                raise EngineError(errors.BAD_STATE, f"{place}{problem}")
 
     def _load(self, document: SessionDocument, command: Import) -> list[Checkpoint]:
         """The checkpoints of a document that are whole."""
@@ -239,6 +258,12 @@ class StateExchange:
         deepest = self._sessions.on_the_way(session)
         return chosen if deepest is None or deepest in chosen else [*chosen, deepest]
 
+    def _with_pinned(self, session: str, chosen: list[Checkpoint]) -> list[Checkpoint]:
+        """Whoever gets the session for good gets all that its client has asked to keep."""
+        held = self._sessions.checkpoints(session)
+        among = [c for c in held if c.kind == "explicit" or c in chosen]
+        return among + [c for c in chosen if c not in held]
+
     def _held(self, session: str) -> tuple[Checkpoint, ...]:
         held = self._sessions.whole(session)
         if not held:
@@ -254,17 +279,22 @@ def _read(segments: Iterable[DetachedSegment]) -> tuple[SegmentBytes, ...]:
     return tuple(SegmentBytes(segment.sha256, segment.read()) for segment in segments)
 
 
-def _up_to(frontier: int | None, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-    """Of a session's checkpoints, oldest first, the deepest of at most `frontier` tokens and those on its way."""
-    if frontier is None:
+def _on_the_way(ledger: Sequence[int] | None, media: Placed, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """Of a session's checkpoints, those at prefixes of `ledger` that show the same media."""
+    if ledger is None:
         return held
-    within = [checkpoint for checkpoint in held if checkpoint.frontier <= frontier]
-    if not within:
+    found = [
+        c
+        for c in held
+        if c.frontier <= len(ledger)
+        and c.ledger[: c.frontier] == tuple(ledger[: c.frontier])
+        and page_keys(begun(c.media, c.frontier)) == page_keys(begun(media, c.frontier))
+    ]
+    if not found:
         places = ", ".join(str(checkpoint.frontier) for checkpoint in held)
-        message = f"frontier is {frontier}, but the session's checkpoints are at {places}"
-        raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "frontier")
-    deepest = max(reversed(within), key=lambda checkpoint: checkpoint.frontier)
-    return [c for c in within if c.ledger[: c.frontier] == deepest.ledger[: c.frontier]]
+        message = f"ledger: none of the session's checkpoints, which are at {places}, is on the way to its end"
+        raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "ledger")
+    return found
 
 
 def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:
@@ -272,7 +302,7 @@ def _record_of(checkpoints: Sequence[Checkpoint]) -> SessionRecord:
     deepest = max(checkpoints, key=lambda checkpoint: checkpoint.frontier, default=None)
     if deepest is None:
         return SessionRecord("session", ())
-    return SessionRecord("session", deepest.ledger, frontier=deepest.frontier)
+    return SessionRecord("session", deepest.ledger, frontier=deepest.frontier, media=deepest.media)
 
 
 def _nothing_held(session: str) -> EngineError:

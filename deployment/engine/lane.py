@@ -8,6 +8,7 @@ from deployment.engine.grammar import TurnMatcher
 from deployment.engine.messages import FinishReason, Hit, Submit, TokenLogprob
 from deployment.engine.stop_strings import StopMatch, StopStrings
 from deployment.engine.thinking import ThinkingLimit
+from model.placeholders import MediaSpan
 from state.memory import SequenceMemory
 
 
@@ -23,7 +24,8 @@ class Lane:
     `passed`: prefill slices that others got since its last one. `published`: the answer's ids, of which the
     client knows the first `told`; the others may belong to a stop string. `matcher`: where the turn stands in
     its grammar; it follows `generated`. `scored`: tokens of the prompt whose log-probabilities were told, if the
-    turn asked for them; the first has none, and counts."""
+    turn asked for them; the first has none, and counts. `spans`: where the prompt's media stand; `rope_delta`: rotary
+    position minus ordinal of everything that comes after them."""
 
     submit: Submit
     row: int
@@ -54,6 +56,8 @@ class Lane:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     matcher: TurnMatcher | None = None
     scored: int = 1
+    spans: tuple[MediaSpan, ...] = ()
+    rope_delta: int = 0
 
     @property
     def prompt_tokens(self) -> int:

@@ -26,13 +26,14 @@ from deployment.engine.messages import (
 )
 from deployment.engine.options import EngineOptions
 from state.fingerprint import Mismatch
+from state.media import Media, PlacedMedia
 from state.names import Epoch, Order, SessionKey
-from state.session_record import SessionRecord, TurnRecord
+from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH, _SET = 1, 2, 3, 4
 _HELD = (
-    EngineOptions, Epoch, Foreign, Grammar, Mismatch, Order, Resumed, Sampling, SegmentBytes, SessionKey,
-    SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    EngineOptions, Epoch, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia, Resumed, Sampling,
+    SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _FIELDS = {known: tuple(field.name for field in fields(known)) for known in _CLASSES.values()}

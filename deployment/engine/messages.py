@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state.fingerprint import Mismatch
+from state.media import Placed
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 
@@ -149,6 +150,9 @@ class Submit:
     happened; no id is drawn or told again. It waits for a lane however long the queue is. What is not found in a
     checkpoint is prefilled; where prompt log-probabilities are asked for and nothing was committed, they come anew.
     A turn that has ended with these ids is `Finished` at once.
+
+    `media`: what stands in place of the placeholders of `prompt_ids`, where exactly these are. A checkpoint is a prefix
+    only if it has the same media.
     """
 
     turn: str
@@ -171,6 +175,7 @@ class Submit:
     after: str | None = None
     grammar: Grammar | None = None
     resumed: Resumed | None = None
+    media: Placed = ()
 
 
 @dataclass(frozen=True)
@@ -292,9 +297,10 @@ class Export:
     of which the device holds nothing is whole by its record's ledger. `checkpoints = False` leaves the state out.
     So does `foreign`: the ledger is still what something else made, and the document says so.
 
-    `without`: the document is detached, and its segments come beside it, but for those with these sha256, which whoever
-    asks has already. What `ExportPages` gave before is neither read nor hashed again. Not `hashed`: nothing else is
-    hashed either; such segments have random names, and are for `StageSegments` on the same node. Answer: `Exported`.
+    `without`: the document is detached and has all explicit checkpoints, and its segments come beside it, but for those
+    with these sha256, which whoever asks has already. What `ExportPages` gave before is neither read nor hashed again.
+    Not `hashed`: nothing else is hashed either; such segments have random names, and are for `StageSegments` on the
+    same node. Answer: `Exported`.
     """
 
     call: str
@@ -348,13 +354,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Fork:
-    """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `frontier`, the deepest one of
-    at most so many tokens, and those on its way: the newest, where branches differ. Answer: `Imported`."""
+    """Gives `child` all checkpoints of `session`: pages are shared, images copied. With `ledger`, those on the way to
+    its end, which may be one that the session has left; `media` are what stands in it, without pixels. Answer:
+    `Imported`."""
 
     call: str
     session: str
     child: str
-    frontier: int | None = None
+    ledger: tuple[int, ...] | None = None
+    media: Placed = ()
 
 
 @dataclass(frozen=True)

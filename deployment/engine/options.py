@@ -38,6 +38,9 @@ class EngineOptions:
     `staged_bytes`: segments of sessions on their way that may wait for their document; `staged_seconds`: for how long
     (`deployment/engine/staging.py`).
 
+    `media_cache_bytes`: of what a vision tower made of images and videos, to be kept on the device, so that the next
+    turn, a fork or another session with the same ones does not run it again.
+
     `hash_all_weights`: the fingerprint covers every byte of the weights, not headers and samples alone; all engines
     that share sessions must agree about it.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not rebuilt from the ledger.
@@ -75,6 +78,7 @@ class EngineOptions:
     preempt_seconds: float | None = 2.0
     staged_bytes: int = 4 << 30
     staged_seconds: float = 60.0
+    media_cache_bytes: int = 512 << 20
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
@@ -101,6 +105,8 @@ class EngineOptions:
         for name in ("staged_bytes", "staged_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.media_cache_bytes < 1:
+            raise ValueError(f"media_cache_bytes is {self.media_cache_bytes}, must be at least 1")
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}, must be above 0")
         self.cluster_key()

@@ -26,12 +26,16 @@ from deployment.engine.grammar import Grammars, Masks
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.logprobs import licensed_logprobs, prompt_logprobs
+from deployment.engine.media_cache import MediaCache
 from deployment.engine.messages import TokenLogprob
+from deployment.engine.placing import item_of
 from deployment.engine.transfer import on_device
 from kernels.acceptance import Proposal, RowSampling, accept, choose
 from kernels.penalties import adjust_logits
 from model.drafter import DraftContext, DraftRows
-from model.target import Columns, Forward, TargetState
+from model.media_positions import media_positions
+from model.placeholders import inserted
+from model.target import Columns, Forward, Inserted, TargetState
 from state.memory import UNSETTLED, StateMemory
 
 
@@ -51,16 +55,19 @@ class ExecutedRound:
 
 class Executor:
     """Runs models over state. `lanes` is the largest number of rows a round can have; `draft_tokens` says what K is
-    for how many of them."""
+    for how many of them; `media_bytes`: of what the tower made, to be kept."""
 
-    def __init__(self, models: Models, memory: StateMemory, lanes: int, draft_tokens: DraftTokens) -> None:
+    def __init__(
+        self, models: Models, memory: StateMemory, lanes: int, draft_tokens: DraftTokens, media_bytes: int
+    ) -> None:
         self._models = models
         self._draft_tokens = draft_tokens
         self._memory = memory
         self._device = models.device
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._state = TargetState(memory.target.keys, memory.target.values, memory.images.gdn, memory.images.conv)
-        drafter = models.drafter
+        vision, drafter = models.vision, models.drafter
+        self._media = MediaCache(vision.tower.encode, media_bytes) if vision is not None else None
         self._context: DraftContext | None = None
         self._pending = torch.empty(0)
         if drafter is not None:
@@ -80,7 +87,12 @@ class Executor:
         start = lane.frontier
         ids = torch.tensor([lane.ledger[start:end]], device=self._device)
         columns = Columns(
-            ids, self._int([start]), self._int([end - start]), self._page_table([lane]), self._slots([lane])
+            ids,
+            self._int([start]),
+            self._int([end - start]),
+            self._page_table([lane]),
+            self._slots([lane]),
+            *self._shown(lane, start, end),
         )
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
@@ -101,6 +113,15 @@ class Executor:
         lane.memory.context_frontier = end
         lane.memory.settle(end)
         return told
+
+    def _shown(self, lane: Lane, start: int, end: int) -> tuple[torch.Tensor | None, Inserted | None]:
+        """Rotary positions and media of the columns [start, end) of a lane, which may begin and end inside an item."""
+        if self._media is None or not lane.spans:
+            return None, None
+        cache, media = self._media, lane.submit.media
+        positions = on_device(media_positions(lane.spans, start, end)[None], self._device)
+        shown = inserted(lane.spans, start, end, lambda item: cache.embeddings(item_of(media[item].media)))
+        return positions, shown
 
     @torch.no_grad()
     def first_token(self, lane: Lane) -> tuple[int, tuple[TokenLogprob, ...]]:
@@ -135,7 +156,9 @@ class Executor:
             ids[:, 1:] = torch.where(live, proposal.drafts[:, : width - 1], ids[:, 1:])
         constrained = any(lane.matcher is not None for lane in lanes)
         drafts = ids[:, 1:].tolist() if constrained else []  # before verify is launched: the copy must not wait for it
-        columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes))
+        places = frontier + self._int([lane.rope_delta for lane in lanes])  # of the rotary; drafts go by ordinals
+        positions = places[:, None] + torch.arange(width, device=self._device)
+        columns = Columns(ids, frontier, extent + 1, self._page_table(lanes), self._slots(lanes), positions)
         forward = self._models.target.verify(columns, self._state, self._models.taps)
         masks = None
         if constrained:

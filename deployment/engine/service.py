@@ -47,6 +47,9 @@ class EngineService:
         self.options = options
         self.tokenizer = models.tokenizer
         self.chat_template = models.chat_template
+        self.vision = models.vision
+        """Rules, tokens and config of the tower, for who decodes and places media; its weights only where the engine
+        runs here. None for a model of text alone."""
         self.generation_defaults = models.defaults
         self.context_limit = models.context
         self._listeners: dict[str, Callable[[Event], None]] = {}

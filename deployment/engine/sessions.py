@@ -20,6 +20,7 @@ from typing import TypeVar
 from deployment.engine.messages import Hit
 from state.checkpoint import Checkpoint
 from state.errors import CapacityError, StateError
+from state.media import Placed, begun, page_keys
 from state.memory import StateMemory
 from state.prefix_tree import PrefixTree
 
@@ -34,13 +35,14 @@ _TENANT = "tenant"
 class _Holder:
     """`name`: the session, or None for a tap. `root`: where its checkpoints are found. `checkpoints`, oldest first.
     `origin`: where they came from, until a turn has gone on from them. `ledger`: what the session has committed, of
-    which the last tokens may have no checkpoint. `used`: when, as a count of uses."""
+    which the last tokens may have no checkpoint; `media`: what stands in it. `used`: when, as a count of uses."""
 
     name: str | None
     root: _Root
     checkpoints: list[Checkpoint] = field(default_factory=list)
     origin: Hit = "device"
     ledger: tuple[int, ...] = ()
+    media: Placed = ()
     used: int = 0
 
 
@@ -76,18 +78,19 @@ class SessionTable:
     def on_the_way(self, session: str) -> Checkpoint | None:
         """The deepest checkpoint at a prefix of the session's ledger, whoever holds it."""
         held = self._sessions.get(session)
-        return self._deepest(held.root, held.ledger, len(held.ledger), held) if held else None
+        return self._deepest(held.root, held.ledger, len(held.ledger), held, held.media) if held else None
 
     def deepest_prefix(
-        self, session: str | None, prompt: Sequence[int], tenant: str = ""
+        self, session: str | None, prompt: Sequence[int], tenant: str = "", media: Placed = ()
     ) -> tuple[Checkpoint, Hit] | None:
-        """The deepest checkpoint whose processed tokens are an exact prefix of `prompt` and shorter than it, so that
-        at least one token is prefilled; at equal depth the session's own. Also marks it and the session as used."""
+        """The deepest checkpoint whose processed tokens are an exact prefix of `prompt`, with the same media in them,
+        and shorter than it, so that at least one token is prefilled; at equal depth the session's own. Also marks it
+        and the session as used."""
         held = self._sessions.get(session) if session is not None else None
         if held is not None:
             self._use(held)
         roots = [held.root, _tenant(tenant)] if held is not None else [_tenant(tenant)]
-        found = [c for root in roots if (c := self._deepest(root, prompt, len(prompt) - 1, held)) is not None]
+        found = [c for root in roots if (c := self._deepest(root, prompt, len(prompt) - 1, held, media)) is not None]
         best = max(found, key=lambda checkpoint: checkpoint.frontier, default=None)
         if best is None:
             return None
@@ -95,20 +98,23 @@ class SessionTable:
         self._use(holder)
         return best, holder.origin if holder is held else "device"
 
-    def _deepest(self, root: _Root, tokens: Sequence[int], limit: int, held: _Holder | None) -> Checkpoint | None:
+    def _deepest(
+        self, root: _Root, tokens: Sequence[int], limit: int, held: _Holder | None, media: Placed
+    ) -> Checkpoint | None:
         best: Checkpoint | None = None
-        for checkpoint in self._tree.prefixes(root, tokens, limit):
+        for checkpoint in self._tree.prefixes(root, tokens, limit, page_keys(media)):
             if best is not None and checkpoint.frontier < best.frontier:
                 break
             if best is None or self._holders[checkpoint] is held:
                 best = checkpoint
         return best
 
-    def nearest(self, session: str | None, tokens: Sequence[int], tenant: str = "") -> int:
+    def nearest(self, session: str | None, tokens: Sequence[int], tenant: str = "", media: Placed = ()) -> int:
         """Tokens of the deepest prefix of `tokens` that a session can count on: its own checkpoints and the taps of
         its tenant, but not those of other sessions, which go with them. 0: there is none."""
         held = self._sessions.get(session) if session is not None else None
-        for checkpoint in self._tree.prefixes(held.root if held else _tenant(tenant), tokens, len(tokens)):
+        root = held.root if held else _tenant(tenant)
+        for checkpoint in self._tree.prefixes(root, tokens, len(tokens), page_keys(media)):
             holder = self._holders[checkpoint]
             if holder is held or holder.name is None:
                 return checkpoint.frontier
@@ -131,10 +137,10 @@ class SessionTable:
             self._sessions[session].origin = "device"
 
     def add(self, session: str, checkpoint: Checkpoint, tenant: str = "") -> None:
-        """Gives a checkpoint to a session, and releases what it replaces: one of the same tokens and kind, or one more
-        than `KEPT`."""
+        """Gives a checkpoint to a session, and releases what it replaces: one of the same tokens, media and kind, or
+        one more than `KEPT`."""
         held = self._session(session, tenant)
-        same = [c for c in held.checkpoints if c.kind == checkpoint.kind and _processed(c) == _processed(checkpoint)]
+        same = [c for c in held.checkpoints if c.kind == checkpoint.kind and processed(c) == processed(checkpoint)]
         for old in same:
             self._release(old)
         self._hold(held, checkpoint)
@@ -144,9 +150,10 @@ class SessionTable:
         """Keeps a checkpoint for all turns of a tenant."""
         self._hold(_Holder(None, _tenant(tenant)), checkpoint)
 
-    def commit(self, session: str, ledger: Sequence[int], tenant: str = "") -> None:
+    def commit(self, session: str, ledger: Sequence[int], tenant: str = "", media: Placed = ()) -> None:
         """Notes what a session has committed, whether there is a checkpoint at its end or not."""
-        self._session(session, tenant).ledger = tuple(ledger)
+        held = self._session(session, tenant)
+        held.ledger, held.media = tuple(ledger), media
 
     def replace(self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit, tenant: str | None = None) -> None:
         """Gives a session exactly these checkpoints, oldest first. Other sessions of `tenant` find them too; None, for
@@ -156,7 +163,9 @@ class SessionTable:
         held = self._sessions[session] = _Holder(session, root, origin=origin)
         for checkpoint in checkpoints:
             self._hold(held, checkpoint)
-        held.ledger = max(checkpoints, key=lambda c: c.frontier).ledger if checkpoints else ()
+        deepest = max(checkpoints, key=lambda c: c.frontier, default=None)
+        if deepest is not None:
+            held.ledger, held.media = deepest.ledger, deepest.media
         self._trim(held)
 
     def pinned(self, session: str, frontier: int) -> tuple[Checkpoint, ...]:
@@ -309,7 +318,8 @@ class SessionTable:
     def _hold(self, held: _Holder, checkpoint: Checkpoint) -> None:
         held.checkpoints.append(checkpoint)
         self._holders[checkpoint] = held
-        self._tree.insert(held.root, _processed(checkpoint), checkpoint)
+        tokens, media = processed(checkpoint)
+        self._tree.insert(held.root, tokens, checkpoint, page_keys(media))
         self._use(held)
 
     def _release(self, checkpoint: Checkpoint) -> None:
@@ -322,5 +332,6 @@ def _tenant(name: str) -> _Root:
     return _TENANT, name
 
 
-def _processed(checkpoint: Checkpoint) -> tuple[int, ...]:
-    return checkpoint.ledger[: checkpoint.frontier]
+def processed(checkpoint: Checkpoint) -> tuple[tuple[int, ...], Placed]:
+    """The tokens that its state stands for, and the media in them."""
+    return checkpoint.ledger[: checkpoint.frontier], begun(checkpoint.media, checkpoint.frontier)

@@ -28,7 +28,7 @@ from deployment.openai_responses.items import input_items, output_items
 from deployment.openai_responses.schema import PromptBody, ResponsesBody
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, document_of, turn_request
+from deployment.request_reading import asking_of, turn_request
 from deployment.schemas import TurnBody, parse
 from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
@@ -67,19 +67,19 @@ class ResponsesApi:
         self._model = model
 
     async def create(self, request: Request) -> Response:
-        document = await document_of(request)
+        document, size = await self._turns.document(request)
         body = parse(ResponsesBody, document)
         self._turns.check_model(body.model)
         before = await self._before(request, body)
         try:
-            return await self._created(request, document, body, before, goes_on=before is not None and before.newest)
+            return await self._created(request, document, size, body, before, before is not None and before.newest)
         except RequestError as error:
             if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or before is None:
                 raise
-            return await self._created(request, document, body, before, goes_on=False)
+            return await self._created(request, document, size, body, before, False)
 
     async def _created(
-        self, request: Request, document: Any, body: ResponsesBody, before: Stored | None, goes_on: bool
+        self, request: Request, document: Any, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
     ) -> Response:
         past = list(before.messages[: before.end]) if before is not None else []
         asking = asking_of(request, document)
@@ -95,7 +95,7 @@ class ResponsesApi:
             note=json.dumps(note, ensure_ascii=False),
             follows=before.turn if before is not None and goes_on and body.store else None,
         )
-        events = self._turns.events(turn)
+        events = self._turns.events(await self._turns.seen(turn, size))
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:
@@ -104,12 +104,12 @@ class ResponsesApi:
         return JSONResponse(shown.whole(await told_whole(opened, events)), headers=shown.headers)
 
     async def count(self, request: Request) -> Any:
-        document = await document_of(request)
+        document, size = await self._turns.document(request)
         body = parse(PromptBody, document)
         before = await self._before(request, body)
         past = list(before.messages[: before.end]) if before is not None else []
         turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
-        encoded = await self._tokens.encoded(turn)
+        encoded = await self._tokens.encoded(await self._turns.seen(turn, size))
         return {"object": "response.input_tokens", "input_tokens": len(encoded.ids)}
 
     async def show(self, request: Request, name: str) -> Any:

@@ -162,7 +162,7 @@ def _input_parts(content: Any) -> list[dict[str, Any]]:
     return [
         {"type": "input_text", "text": part["text"]}
         if part.get("type") == "text"
-        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+        else {"type": "input_image", "image_url": None, "detail": "auto"}  # a session keeps its digest
         for part in content
     ]
 

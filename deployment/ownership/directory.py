@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployment.ownership.liveness import Liveness
 from deployment.ownership.messages import (
     Claim,
+    CopiesLost,
     Ends,
     Found,
     Grant,
@@ -21,6 +22,7 @@ from deployment.ownership.messages import (
     Join,
     Joined,
     Lost,
+    Moved,
     Placed,
     Silent,
     Taken,
@@ -34,6 +36,10 @@ REPEAT_SECONDS = 1.0
 """Until an answer shows that a message came."""
 
 
+Word = Grant | Join | CopiesLost | Moved
+"""What a replica must be told."""
+
+
 @dataclass
 class _Session:
     """`named`: the last set that is known; `tenure`: the machine that writes it, once it has said so.
@@ -41,7 +47,8 @@ class _Session:
     `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
     remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
     there. `barren`: no copy that counts is left. `begins`: it began anew under that epoch, and what is
-    older is another session's. `sent`: when it was last looked after.
+    older is another session's. `granted`: what was granted to each machine since the last set was named. `sent`: when
+    it was last looked after.
     """
 
     named: Named | None = None
@@ -52,11 +59,17 @@ class _Session:
     deleted: Epoch | None = None
     barren: bool = False
     begins: Epoch = NEVER
+    granted: dict[str, Epoch] = field(default_factory=dict)
     sent: float = float("-inf")
 
     @property
     def epoch(self) -> Epoch:
         return max(self.named.epoch if self.named else NEVER, self.pending.epoch if self.pending else NEVER)
+
+    @property
+    def fence(self) -> Epoch:
+        """What an owner below this writes counts for nothing."""
+        return max(self.named.epoch if self.named else NEVER, self.begins)
 
     @property
     def gone(self) -> bool:
@@ -94,6 +107,7 @@ class Directory:
         self._sessions: dict[SessionKey, _Session] = {}
         self._live = Liveness(now)
         self._durable_ids_known = False
+        self._superseded: list[tuple[str, Moved]] = []
 
     # -------------------------------------------------------------------------------------------- who is there
 
@@ -125,10 +139,24 @@ class Directory:
         for report in reports:
             if isinstance(report, Held):
                 self.hold(report)
-            elif report.epoch > (session := self._sessions.setdefault(report.key, _Session())).epoch:
-                session.pending, session.sent = report, now
-                if report.named is not None and (session.named is None or report.named.epoch > session.named.epoch):
-                    session.named, session.tenure = report.named, None
+                fence = self._sessions[report.key].fence
+                if fence > report.epoch:
+                    # Where its stores are void, none is left that would refuse it.
+                    self._superseded.append((replica, Moved(report.key, fence)))
+            else:
+                self._act_upon(report, now)
+
+    def _act_upon(self, grant: Grant, now: float) -> None:
+        """A replica acts upon a grant, and has not come to an end with it."""
+        session = self._sessions.setdefault(grant.key, _Session())
+        if session.pending == grant:
+            session.barren = False  # it has not heard that its copies are lost
+        elif grant.epoch > session.epoch:
+            session.pending, session.sent = grant, now
+            if grant.named is not None and (session.named is None or grant.named.epoch > session.named.epoch):
+                session.named, session.tenure = grant.named, None
+        elif session.named is not None and (session.named.epoch, session.named.owner) == (grant.epoch, grant.replica):
+            session.tenure = grant.tenure  # its set is named, but an older store has not heard of it, and may be void
 
     def replica_exited(self, replica: str) -> None:
         self._live.exited(replica)
@@ -172,7 +200,10 @@ class Directory:
         if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
         if not self._counting(session.suspects) or session.barren:
-            return self._begin(claim, now, anew=True) if claim.anew or session.gone else Lost(key)
+            if self._unheard and not self._is_ours(session):
+                return Wait(key, REPEAT_SECONDS)  # a store may know a later set than that which is void
+            again = claim.anew or session.gone or self._has_newest(claim, session)
+            return self._begin(claim, now, anew=True) if again else Lost(key)
         session.given = given and owner != claim.replica
         return self._grant(key, session, claim.replica, claim.tenure, self._best_set(session), now)
 
@@ -180,9 +211,10 @@ class Directory:
 
     def hold(self, held: Held) -> None:
         session = self._sessions.setdefault(held.key, _Session())
-        if held.epoch < max(session.named.epoch if session.named else NEVER, session.begins):
+        if held.epoch < session.fence:
             return
         session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
+        session.granted = {tenure: epoch for tenure, epoch in session.granted.items() if epoch > held.epoch}
         session.ends_at(held.end, held.deleted)
         session.barren = False
         if session.pending is not None and session.pending.epoch <= held.epoch:
@@ -227,13 +259,17 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- what follows
 
-    def reconcile(self, now: float) -> list[tuple[str, Grant | Join]]:
+    def reconcile(self, now: float) -> list[tuple[str, Word]]:
         """What replicas must be told now, again where nothing shows that they heard it."""
         for member in self._live.silent_stores(now):
             self._give_up(member)
-        messages: list[tuple[str, Grant | Join]] = []
+        messages: list[tuple[str, Word]] = [*self._superseded]
+        self._superseded.clear()
         for key, session in self._sessions.items():
             if session.gone or now - session.sent < REPEAT_SECONDS:
+                continue
+            if session.suspects and not self._counting(session.suspects):
+                messages += self._copies_lost(key, session, now)
                 continue
             if self._stands_on_void(session):
                 self._grant_again(key, session, now)
@@ -251,6 +287,30 @@ class Directory:
         else:
             current = session.named.members if session.named else ()
         return bool(self._void.intersection(current)) and bool(self._counting(session.suspects))
+
+    def _copies_lost(self, key: SessionKey, session: _Session, now: float) -> list[tuple[str, CopiesLost]]:
+        """To all who may still wait for a receipt; once, since one that has not heard it reports the session again."""
+        if session.barren:
+            return []
+        session.sent, session.barren = now, True
+        waiting = {session.named.owner: session.named.epoch} if session.named is not None else {}
+        if session.pending is not None:
+            waiting[session.pending.replica] = session.pending.epoch
+        return [(who, CopiesLost(key, epoch)) for who, epoch in waiting.items() if self._live.may_act(who, now)]
+
+    def _has_newest(self, claim: Claim, session: _Session) -> bool:
+        """Whether what the claiming replica still has is what was published last: it has named its set under a grant
+        of this directory, and nobody else was granted the session since."""
+        named = session.named
+        if named is None or session.tenure is None or not self._is_ours(session):
+            return False
+        alone = session.granted.keys() <= {session.tenure}
+        return alone and (named.owner, named.epoch) == (claim.replica, claim.holds)
+
+    def _is_ours(self, session: _Session) -> bool:
+        """Whether the last set that is known was named under a grant of this directory, so that there is no later one
+        that it does not know of."""
+        return session.named is not None and session.named.epoch.incarnation == self.incarnation
 
     def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
@@ -300,6 +360,7 @@ class Directory:
     ) -> Grant:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
+        session.granted[tenure] = epoch
         previous = () if anew else self._counting(session.suspects)
         session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew)
         session.sent = now

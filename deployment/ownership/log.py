@@ -13,13 +13,15 @@ from typing import Any
 
 from deployment.engine.messages import FinishReason, TokenLogprob
 from deployment.ownership.words import Member
+from state.media import Placed
 from state.names import Order
 
 
 @dataclass(frozen=True)
 class TurnBegan:
     """A turn before its first round. `request`: the canonical one; `request_sha256` of the whole (decision 21); `seed`:
-    the effective one, 64 bits; `at`: seconds since 1970. Its media are stored before it is written."""
+    the effective one, 64 bits; `at`: seconds since 1970. `media`: of the prompt; without pixels those that the session
+    has shown before, as its image or an earlier record says."""
 
     order: Order
     turn: str
@@ -30,6 +32,7 @@ class TurnBegan:
     prompt_ids: tuple[int, ...]
     stable_boundary: int
     at: float
+    media: Placed = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class TurnEnded:
 
 @dataclass(frozen=True)
 class HeadMoved:
-    """The session goes on after the first `length` ids of `turn`'s ledger; None: after those of an empty one."""
+    """The session goes on after the first `length` ids of `turn`'s ledger, which an image as of this record says. None:
+    of those that it is being made with, as a fork; before that image is there, there is no such session."""
 
     order: Order
     turn: str | None

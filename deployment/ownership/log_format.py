@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, get_args
 
 import numpy as np
@@ -32,6 +33,8 @@ from deployment.ownership.log import (
 from deployment.ownership.words import Member
 from state.errors import FormatError
 from state.fields import Fields
+from state.media import PlacedMedia
+from state.media_manifest import PLACED_FIELDS, parse_placed, placed_fields
 from state.names import LARGEST, Epoch, Order
 from state.strict_msgpack import pack, unpack
 
@@ -106,6 +109,10 @@ def _body(record: Record) -> dict[str, Any]:
     for name in ("prompt_ids", "token_ids"):
         if name in body:
             body[name] = _ids(body[name])
+    if isinstance(record, TurnBegan):
+        body["media"] = [placed_fields(one) | {"pixels": one.media.pixels or None} for one in record.media]
+        if not record.media:
+            del body["media"]  # as in records that were written before there were any
     if isinstance(record, SetNamed):
         body["members"] = [{"node": member.node, "incarnation": member.incarnation} for member in record.members]
     if isinstance(record, Round) and record.logprobs is not None:
@@ -145,7 +152,17 @@ def _read_began(order: Order, fields: Fields) -> TurnBegan:
         prompt_ids=_read_ids(fields, "prompt_ids"),
         stable_boundary=fields.whole("stable_boundary"),
         at=fields.number("at", "seconds since 1970"),
+        media=tuple(map(_read_media, fields.children("media"))) if "media" in fields.values else (),
     )
+
+
+def _read_media(fields: Fields) -> PlacedMedia:
+    fields.allow_only((*PLACED_FIELDS, "pixels"))
+    placed = parse_placed(fields)
+    if fields.raw("pixels") is None:
+        return placed
+    pixels = fields.octets("pixels", prod(placed.media.shape))
+    return replace(placed, media=replace(placed.media, pixels=pixels))
 
 
 def _read_round(order: Order, fields: Fields) -> Round:

@@ -225,6 +225,7 @@ class Claim:
     """`replica`, which lives on `node`, asks for a session, for its owner machine `tenure`.
 
     `given`: the epoch under which its owner offered it. `anew`: as a new one, if nothing of it is left that counts.
+    `holds`: as a new one, since the replica still has all that it wrote under that epoch.
     """
 
     key: SessionKey
@@ -233,6 +234,7 @@ class Claim:
     node: str
     given: Epoch | None = None
     anew: bool = False
+    holds: Epoch | None = None
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,14 @@ class Lost:
     """No copy that counts is left. A client's full history may begin `anew`."""
 
     key: SessionKey
+
+
+@dataclass(frozen=True)
+class CopiesLost:
+    """Every store that an owner under `epoch` could write to is void: nothing that it appends will have receipts."""
+
+    key: SessionKey
+    epoch: Epoch
 
 
 @dataclass(frozen=True)
@@ -329,7 +339,7 @@ class Drain:
 
 
 FromOwner = Held | Silent | Found | Joined
-FromDirectory = Grant | Taken | Wait | Lost | Join
+FromDirectory = Grant | Taken | Wait | Lost | Join | CopiesLost
 
 # ------------------------------------------------------------------------------------------------ owner to owner
 
@@ -387,10 +397,12 @@ class Fenced:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """What counts is not there, and nothing older will do: `session_unavailable`."""
+    """What counts is not there, and nothing older will do: `session_unavailable`. `holds`: the last epoch under
+    which this replica was the owner, if it was: what it has may be the newest state there is (`Claim.holds`)."""
 
     key: SessionKey
     reason: str
+    holds: Epoch | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A step machine: each method takes what happened and the time, and returns what t
 arrive, or to arrive once: `tick`, to be called every second, sends again what was not answered.
 
     TAKING --> OPEN <--> OFFERED        TAKING again with every higher grant
-    FENCED: a store knows a higher epoch. BARREN: no copy that counts is left. DELETED: the tombstone is in all copies.
+    FENCED: a store knows a higher epoch. BARREN: no copy that counts is left, or all were lost while it was the owner.
+    DELETED: the tombstone is in all copies.
     These three are the end of this machine; who wants the session after them claims it for a new one.
 """
 
@@ -21,6 +22,7 @@ from deployment.ownership.log_format import encode
 from deployment.ownership.messages import (
     Append,
     Committed,
+    CopiesLost,
     Ends,
     Fenced,
     FromStore,
@@ -37,6 +39,7 @@ from deployment.ownership.messages import (
     Receipt,
     Refused,
     Silent,
+    Unavailable,
 )
 from deployment.ownership.publication import Publication
 from deployment.ownership.sending import DIRECTORY, HERE, Links, Peer, Send
@@ -83,6 +86,7 @@ class Owner:
         self.history = History()
         self._offered_by = offered_by
         self._loaded = False
+        self._opened_under: Epoch | None = None
         self._ends_deleted = False
         self._outbox: list[tuple[Numbered, bytes]] = []
         self._acked: dict[Member, Order] = {}
@@ -169,6 +173,15 @@ class Owner:
             return []
         return self._fence(moved.epoch)
 
+    def copies_lost(self, lost: CopiesLost) -> list[Send]:
+        """No store is left that could give a receipt. Whoever goes on with the session claims it anew."""
+        if self.grant is None or lost.epoch < self.epoch or self.state in ENDED:
+            return []
+        self.state = State.BARREN
+        members = ", ".join(map(str, self.grant.members))
+        reason = f"no copy is left of epoch {self.epoch}, which {members} held"
+        return [Send(HERE, Unavailable(self.key, reason, self._opened_under if self._loaded else None))]
+
     def tick(self, now: float) -> list[Send]:
         """To be called every second."""
         match self.state:
@@ -205,7 +218,7 @@ class Owner:
         # A tombstone is written again, so that its epoch is that of the set.
         end = source.history.end.sequence
         waiting = [r for r, _ in self._outbox if r.order.sequence > end or isinstance(r, Deleted)]
-        self.state = State.OPEN
+        self.state, self._opened_under = State.OPEN, grant.epoch
         self.history = source.history
         self._ends_deleted = source.deleted
         self._acked = dict.fromkeys(grant.members, self.committed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployment.ownership.log_format import read_head
-from deployment.ownership.messages import Append, Bring, Ends, Grant, Image, Install, Kept, Part, Receipt
+from deployment.ownership.messages import Append, Bring, Ends, Grant, Install, Kept, Part, Receipt
 from deployment.ownership.words import NOTHING, Epoch, Member, Named, Order, SessionKey
 
 
@@ -96,7 +96,8 @@ def repair_of(grant: Grant, source: Ends, target: Ends) -> Repair:
     """What a sealed copy lacks of another one."""
     common = target.history.common(source.history) if target.whole else None
     equal = target.history.end == source.history.end
-    image_done = common is not None or _needs_no_image(source.history.first, source.images)
+    # A log that goes back to the session's beginning may begin with what only an image says, as a fork's does.
+    image_done = not source.images or (common is not None and bool(target.images))
     return Repair(
         target=target.member,
         key=grant.key,
@@ -112,11 +113,5 @@ def repair_of(grant: Grant, source: Ends, target: Ends) -> Repair:
 def installation(target: Member, epoch: Epoch, part: Part) -> Repair:
     """All that a store lacks that is to join, while the owner goes on."""
     orders = [read_head(data).order for data in part.records]
-    first, goal = (orders[0].sequence, orders[-1]) if orders else (1, NOTHING)
-    image_done = _needs_no_image(first, part.images)
-    return Repair(target, part.key, epoch, part.member, goal, None, False, image_done)
-
-
-def _needs_no_image(first: int, images: tuple[Image, ...]) -> bool:
-    """Of a source that is whole: its log goes back to the session's beginning, or to a tombstone."""
-    return first == 1 or not images
+    goal = orders[-1] if orders else NOTHING
+    return Repair(target, part.key, epoch, part.member, goal, None, False, image_done=not part.images)

@@ -36,6 +36,7 @@ from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Bring,
     Claim,
+    CopiesLost,
     Found,
     FromDirectory,
     FromOwner,
@@ -67,7 +68,7 @@ from tests.ownership.fake_storage import FakeStorage, FakeValues
 
 UNIX = 1_790_000_000.0
 
-Mail = Grant | Join | Offer | Moved
+Mail = Grant | Join | CopiesLost | Offer | Moved
 
 
 def packed(record: SessionRecord, state: bool) -> bytes:
@@ -275,6 +276,11 @@ class World:
         self._registry.register(Member(node, storage.incarnation))
         self.stores[node] = Store(node, storage)
         assert self.directory.store_here(self.stores[node].member, (), time.monotonic())
+
+    def lose_arenas(self) -> None:
+        """All stores begin again with nothing."""
+        for node in tuple(self.stores):
+            self.add_store(node, 1 << 30)
 
     def start_directory(self) -> None:
         self.directory = Directory(self._registry, UNIX, time.monotonic())

@@ -85,13 +85,15 @@ class Place:
 
 
 @asynccontextmanager
-async def places(arrival_seconds: float = 60.0, **more: Any) -> AsyncIterator[tuple[World, tuple[Place, Place]]]:
-    """Two replicas on one node."""
+async def places(
+    arrival_seconds: float = 60.0, service: Callable[[], EngineService] | None = None, **more: Any
+) -> AsyncIterator[tuple[World, tuple[Place, Place]]]:
+    """Two replicas on one node. `service`: makes their engines; by default those of the demo."""
 
     def engine() -> EngineService:
         return EngineService(models("dflash2"), options("dflash2", lanes=2, images=8, **more))
 
-    world = World("x", service=engine, arrival_seconds=arrival_seconds)
+    world = World("x", service=service or engine, arrival_seconds=arrival_seconds)
     a, b = (Place(world, replica) for replica in world.replicas.values())
     try:
         yield world, (a, b)

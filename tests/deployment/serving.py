@@ -24,6 +24,7 @@ from deployment.ingress import Ingress, api
 from deployment.last_call import LastCall
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
+from deployment.settings import AppArgs
 from deployment.turn_desk import TurnDesk
 from deployment.turn_table import TurnTable
 from deployment.wire import Route
@@ -73,7 +74,7 @@ def _replica(world: World) -> EngineReplica:
 
 def _ingress(world: World, replica: EngineReplica) -> Any:
     ingress: Any = object.__new__(Ingress.__bases__[0])  # the class that Serve has wrapped
-    ingress.connect(_Replicas(replica), _Cluster(world), "demo", LastCall(_never, 1.0), 1 << 20)
+    ingress.connect(_Replicas(replica), _Cluster(world), AppArgs(), LastCall(_never, 1.0))
     return ingress
 
 

@@ -156,7 +156,7 @@ def test_the_key_that_names_a_tenant_may_stand_in_either_header(url: str):
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400, "invalid_request_error", "document"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error", "tools.0"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error", "tools[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, 400, "invalid_request_error", "budget_tokens"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
         ({"stop_sequences": [" "]}, 400, "invalid_request_error", "stop_sequences"),

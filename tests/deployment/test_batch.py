@@ -98,7 +98,11 @@ def test_a_line_that_the_engine_refuses_is_an_error_with_its_number_and_field_an
         ({"prompt": "a", "queue_seconds": 1}, "queue_seconds: has no meaning"),
         ({"prompt": "a", "prompt_ids": [1]}, "exactly one of prompt, prompt_ids and messages"),
         ({"id": "x"}, "exactly one of prompt, prompt_ids and messages"),
-        ({"prompt_ids": [1, -1]}, "prompt_ids.1"),
+        ({"prompt_ids": [1, -1]}, "prompt_ids[1]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:;base64,"}}]}]},
+            "messages[0].content[0].image_url.url: images and videos are not supported in a batch",
+        ),
         ({"prompt": 3}, "prompt"),
         ({"id": 1.5, "prompt": "a"}, "id"),
         ({"prompt": "a", "n": 9}, "n"),
@@ -186,10 +190,10 @@ def test_every_field_of_a_line_reaches_the_turn(tmp_path):
 
 
 def test_every_control_of_the_engine_has_an_option():
-    """But those that are for many users of one engine, or for sessions."""
+    """But those that are for many users of one engine, or for sessions; and media, which come over HTTP alone."""
     options = set(inspect.signature(generate).parameters)
     not_here = {"turn", "session", "stable_boundary", "system_boundary", "tenant", "priority"}
-    not_here |= {"queue_seconds", "followers", "after", "resumed"}
+    not_here |= {"queue_seconds", "followers", "after", "resumed", "media"}
     named = {
         "stop_ids": "stop_token_ids", "stop_strings": "stop", "include_stop_string": "include_stop_str_in_output",
         "thinking": "thinking_budget", "grammar": "json_schema", "sub": "n", "sampling": "temperature",

@@ -76,7 +76,7 @@ class ChatServer:
         answers: dict[str, dict[str, Any]] = {
             "": {"id": name, "transcript": [{}, {}], "tokens": 27},
             "fork": {"id": self.sessions[-1], "frontier": 26},
-            "checkpoints": {"frontier": 27},
+            "checkpoints": {"name": body.get("name", "0f0f0f0f"), "frontier": 27},
             "migrate": {"from": "r1", "to": body.get("to", "r2"), "frontier": 26, "hit": "peer"},
         }
         return httpx.Response(200, json=answers[what])
@@ -165,25 +165,36 @@ def test_text_cannot_act_on_the_terminal():
 def test_every_command_does_what_help_says(tmp_path: Path):
     file = tmp_path / "trip.dfs"
     server = ChatServer(sessions=("trip",))
-    lines = ("/fork copy", "/checkpoint", "/migrate", "/migrate r7", "/sessions", "/switch new", "/switch trip",
+    lines = ("/fork copy", "/checkpoint", "/checkpoint here", "/fork @here", "/fork two @here", "/switch copy",
+             "/migrate", "/migrate r7", "/sessions", "/switch new", "/switch trip",
              f"/export {file}", "/help", "/quit", "never read")  # fmt: skip
     out, notes = talk(server, *lines)
     said = notes.splitlines()
-    assert out == "" and said[:11] == [
+    assert out == "" and said[:19] == [
         "session trip: 2 messages, 27 tokens",
         "session trip is forked at frontier 26",
         "session copy: 2 messages, 27 tokens",
-        "session copy has a checkpoint at frontier 27",
+        "session copy has a checkpoint 0f0f0f0f at frontier 27",
+        "session copy has a checkpoint here at frontier 27",
+        "session copy is forked at frontier 26",
+        "session random: 2 messages, 27 tokens",
+        "session random is forked at frontier 26",
+        "session two: 2 messages, 27 tokens",
+        "session copy: 2 messages, 27 tokens",
         "session copy moved from replica r1 to r2 at frontier 26; state from peer",
         "session copy moved from replica r1 to r7 at frontier 26; state from peer",
         "  trip  replica r1, epoch 1.2",
         "* copy  replica r1, epoch 1.2",
+        "  random  replica r1, epoch 1.2",
+        "  two  replica r1, epoch 1.2",
         "session new: new",
         "session trip: 2 messages, 27 tokens",
         f"{file}: 8 bytes of session trip",
     ]
     assert file.read_bytes() == b"document" and stat.S_IMODE(file.stat().st_mode) == 0o600
-    named = [line.split()[0] for line in said[11:] if line.startswith("/")]
+    forks = [body for _, path, body in server.asked if path.endswith("/fork")]
+    assert forks == [{"id": "copy"}, {"checkpoint": "here"}, {"id": "two", "checkpoint": "here"}]
+    named = [line.split()[0] for line in said[19:] if line.startswith("/")]
     assert named == ["/fork", "/checkpoint", "/migrate", "/sessions", "/switch", "/export", "/help", "/quit"]
 
 
@@ -192,7 +203,7 @@ def test_every_command_does_what_help_says(tmp_path: Path):
     [
         ("/frok", "there is no command /frok; /help lists them"),
         ("/switch", "/switch needs a NAME"),
-        ("/checkpoint now", "/checkpoint takes nothing, got 'now'"),
+        ("/sessions now", "/sessions takes nothing, got 'now'"),
         ("/export /nowhere/at/all", "/nowhere/at/all cannot be written"),
         ("/export /dev/null", "exists and is no file"),
         ("/fork", "session 'other' does not exist"),

@@ -14,8 +14,9 @@ from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
+from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from deployment.session_log import began_record, ended_record, round_record
 from deployment.turn_log import SessionTurnLog
@@ -79,7 +80,7 @@ async def turn(world: World, name: str, *ids: int, image: bool = True) -> Sessio
     ended = of(request, prompt, ids)
     await replica.keeper.write(KEY, [ended_record(ended, request.turn, 0, 1.0)])
     answer = {"role": "assistant", "content": replica.service.tokenizer.decode(ids)}
-    record = turn_record(request, name, request.turn, 7, None, ended)
+    record = turn_record(request, name, request.turn, 7, None, ended, 1.0)
     session.book(prompt, ended, (*request.messages, answer), record)
     replica.service.held.add(session.engine_id)
     if image:
@@ -483,9 +484,8 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         parent = await turn(world, "a", 1, 2, 3)
         a = world.replicas["a"]
         child_key, empty_key = SessionKey(KEY.tenant, "child"), SessionKey(KEY.tenant, "empty")
-        child = await a.keeper.create(child_key, parent)
-        a.service.held.add(child.engine_id)
-        await a.keeper.settle(child)
+        async with a.keeper.creating(child_key, parent.record(), parent) as child:
+            a.service.held.add(child.engine_id)
         empty = await a.keeper.create_empty(empty_key)
         assert child.free and empty.created
         world.kill("a")
@@ -494,6 +494,75 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         fresh, _ = await get(world, "b", empty_key, must_exist=True)
         assert fresh.created and fresh.ledger == ()
         assert (await refused(world.replicas["b"].keeper.create_empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def test_a_fork_whose_owner_dies_before_its_copies_have_it_was_never_made():
+    """Not even an empty one: the client, who asks again, would go on without a past."""
+
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, b, child_key = world.replicas["a"], world.replicas["b"], SessionKey(KEY.tenant, "child")
+        about_to_copy = asyncio.Event()
+
+        async def dies(command: Command) -> None:
+            if isinstance(command, Export) and command.session.endswith("child"):
+                about_to_copy.set()
+                await asyncio.sleep(1e9)
+
+        async def forked() -> None:
+            async with a.keeper.creating(child_key, parent.record(), parent):
+                pass
+
+        a.service.before = dies
+        forking = asyncio.create_task(forked())
+        await about_to_copy.wait()
+        world.kill("a")
+        again, _ = await get(world, "b")
+        async with b.keeper.creating(child_key, again.record(), again) as child:
+            b.service.held.add(child.engine_id)
+        assert child.ledger == parent.ledger
+        forking.cancel()
+
+    run(steps)
+
+
+@pytest.mark.parametrize("must_exist", [True, False], ids=["asked for", "begun"])
+def test_what_is_left_of_a_fork_that_was_never_made_is_unknown_or_begins_as_a_new_session(must_exist: bool):
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+        opened = await a.keeper._taken_new(key)
+        session = a.keeper._sessions[key] = Session.of_record(key, opened.epoch, parent.record())
+        await a.keeper.write(key, [HeadMoved(NOTHING, None, len(session.ledger))])
+        world.kill("a")
+        if must_exist:
+            assert (await refused(get(world, "b", key, must_exist=True)))[:2] == (404, "session_not_found")
+        else:
+            fresh, hit = await get(world, "b", key)
+            assert (hit, fresh.ledger, fresh.created) == ("none", (), False)
+
+    run(steps)
+
+
+def test_two_who_fork_to_one_name_at_once_make_one_session():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+
+        async def fork() -> str:
+            try:
+                async with a.keeper.creating(key, parent.record(), parent) as child:
+                    await asyncio.sleep(0.05)
+                    a.service.held.add(child.engine_id)
+            except RequestError as error:
+                held = a.keeper.held(key)
+                assert held is not None and held.free, "the name is taken by a whole session"
+                return error.refused.code
+            return "made"
+
+        assert sorted(await asyncio.gather(fork(), fork())) == ["made", "session_exists"]
 
     run(steps)
 
@@ -663,6 +732,86 @@ def test_a_state_of_another_drafter_only_costs_a_rebuild():
         world.replicas["b"].service.foreign = Foreign(Mismatch("drafter", "form", "theirs", "ours"), {})
         session, hit = await get(world, "b")
         assert (hit, session.ledger, session.foreign) == ("none", before.ledger, None)
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ lost copies
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def test_a_session_at_rest_whose_copies_are_all_lost_at_once_gets_new_ones_of_what_its_owner_has():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        epoch, a = before.epoch, world.replicas["a"]
+        world.lose_arenas()
+        await until(lambda: a.keeper.held(KEY) is not None and before.epoch > epoch and before.free)
+        again, hit = await get(world, "a")
+        assert (again, hit) == (before, "device"), "nobody noticed"
+        await turn(world, "a", 4, 5)
+        world.kill("a")
+        session, _ = await get(world, "b")
+        assert (session.ledger, len(session.turns)) == (before.ledger, 2)
+
+    run(steps)
+
+
+def test_a_turn_that_runs_while_all_copies_are_lost_ends_and_its_session_is_refused_by_name():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        running: Any = Running()
+        session.running = running
+        await begin(a, session, (50,))
+        world.lose_arenas()
+        with pytest.raises(NotOwned, match="no copy is left"):
+            await a.keeper.committed(KEY, a.keeper.append(KEY, [round_record(_round(51), "x", 0)]))
+        assert running.went == [Moved()] and a.keeper.held(KEY) is None
+        status, code, message = await refused(get(world, "a", must_exist=True))
+        assert (status, code) == (503, "session_unavailable") and "full history" in message
+        with pytest.raises(OwnedElsewhere):
+            await get(world, "b", anew=True)
+        fresh, _ = await get(world, "a", anew=True)
+        assert fresh.ledger == ()
+
+    run(steps)
+
+
+def test_a_session_of_which_nothing_is_left_can_be_deleted():
+    async def steps(world: World) -> None:
+        await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        world.lose_arenas()
+        b = world.replicas["b"]
+        session, _ = await get(world, "b", must_exist=True, anew=True)
+        await b.keeper.delete(session, 1.0)
+        assert await b.link.locate(KEY) is None
+
+    run(steps)
+
+
+async def _never(command: Command) -> None:
+    if isinstance(command, Export):
+        await asyncio.sleep(1e9)
+
+
+def test_new_copies_that_were_never_finished_are_no_older_past_of_the_session():
+    async def steps(world: World) -> None:
+        await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        a.service.before = _never
+        world.lose_arenas()
+        await until(lambda: any(ends.history.end.sequence for ends in world.stores["x"].index()))
+        world.kill("a")
+        status, code, _ = await refused(get(world, "b"))
+        assert (status, code) == (503, "session_unavailable")
+        session, hit = await get(world, "b", anew=True)
+        assert (session.ledger, hit) == ((), "none")
 
     run(steps)
 

@@ -172,7 +172,7 @@ def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: op
         ({"background": True}, 400, "background"),
         ({"truncation": "auto"}, 400, "truncation"),
         ({"conversation": "c"}, 400, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"previous_response_id": "resp_x"}, 404, "response_id"),

@@ -77,6 +77,7 @@ _NOT_LOGGED = {
     "must_exist": "was so", "repeated": "says who asked", "hint": "none with a session", "resumed": "the log has them",
     "accept_durable": "was so", "follows": "was so",
     "draws": "the record has the seed",
+    "media": "the prompt's are what the turn goes on with",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deployment.media_limits import MediaLimits
 from deployment.settings import AppArgs
 from model import DEMO
 
@@ -33,6 +34,9 @@ def test_demo_model_brings_the_drafter_of_the_backend():
         ({"draft_tokens": 16}, "draft_tokens"),
         ({"replicas": 0}, "replicas"),
         ({"colour": "red"}, "colour"),
+        ({"media_hosts": "a.org,https://b.org"}, "media_hosts\n.*'https://b.org' is no host"),
+        ({"media_hosts": ["*"]}, "media_hosts"),
+        ({"media_pixels": 0}, "media_pixels"),
     ],
 )
 def test_wrong_setting_is_named(change: dict[str, Any], named: str):
@@ -52,3 +56,10 @@ def test_images_and_checks_are_the_engines_matter_and_a_negative_least_is_refuse
         AppArgs(image_min_tokens=-1)
     with pytest.raises(ValueError, match="image_min_tokens is -1"):
         replace(options, image_min_tokens=-1)
+
+
+def test_media_have_limits_and_hosts_are_a_list_or_text():
+    assert AppArgs().media_limits == MediaLimits()
+    for hosts in ("a.org, *.b.org:8443", ["a.org", "*.b.org:8443"]):
+        limits = AppArgs(media_hosts=hosts, media_bytes=5, media_seconds=2).media_limits  # pyright: ignore[reportArgumentType]
+        assert limits == MediaLimits(item_bytes=5, seconds=2, hosts=("a.org", "*.b.org:8443"))

@@ -116,6 +116,7 @@ def test_a_silent_stream_is_kept_alive_by_comments_and_loses_nothing():
 def departed(opened: Opened) -> list[str]:
     async def events() -> AsyncGenerator[Told | Departing, None]:
         yield Told("id-1", EVENTS[0])
+        yield Told("id-2", EVENTS[1])  # nothing to show: its reader has not heard of it
         yield Departing()
 
     async def collect() -> list[str]:

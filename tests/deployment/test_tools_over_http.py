@@ -165,7 +165,7 @@ def joined(events: list[tuple[str, Any]]) -> dict[str, Any]:
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
-         "messages.1.tool_calls.0.function.arguments"),
+         "messages[1].tool_calls[0].function.arguments"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_of_tools_is_refused_by_name(url: str, change: dict[str, Any], param: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -24,7 +25,7 @@ from deployment.session import Session
 from deployment.turn_desk import TurnDesk
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable
 from deployment.turns import Prompt
-from deployment.wire import Closed, Delta, Elsewhere, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, MediaSource, Route, Told, TurnRequest
 from model import DEMO
 from model.config import GenerationDefaults
 from model.tokenizer import Tokenizer
@@ -107,10 +108,10 @@ class Keeper:
 
 
 class Prompts:
-    def alone(self, request: TurnRequest) -> Prompt:
+    async def alone(self, request: TurnRequest) -> Prompt:
         return PROMPT
 
-    def appended(self, request: TurnRequest, session: Session) -> Prompt:
+    async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         return PROMPT
 
 
@@ -120,7 +121,7 @@ class Desk:
         self.table = TurnTable(lambda: self.clock.now, kept_weight)
         self.desk = TurnDesk(
             "here", "m", cast(EngineService, self.engine), cast(SessionKeeper, self.keeper), cast(Prompter, Prompts()),
-            self.table, detach_seconds, self.clock.later,
+            self.table, detach_seconds, self.clock.later, lambda: time.time() + self.clock.now,
         )  # fmt: skip
         self._turns = 0
 
@@ -313,6 +314,25 @@ def test_a_marked_retry_in_a_session_is_its_turn_for_ten_minutes_and_an_unmarked
     run(steps)
 
 
+def test_a_marked_retry_finds_its_turn_by_the_sessions_records_wherever_it_ran():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(key=KEY))
+        await d.finished(d.asked("Next", key=KEY))
+        d.table.forget(KEY)
+        d.keeper.session.turns = [replace(record, replica="there") for record in d.keeper.session.turns]
+        retry = {"key": KEY, "repeated": True}
+        assert await d.desk.take(ROUTE, d.asked(**retry)) == Elsewhere("there", first.id)
+        assert len(d.engine.submitted) == 2
+        d.clock.advance(REPEAT_SECONDS + 1)
+        assert (await d.finished(d.asked(**retry))).id != first.id
+        d.keeper.session.turns = [replace(record, ended_at=0.0) for record in d.keeper.session.turns]
+        d.table.forget(KEY)
+        assert (await d.finished(d.asked("Next", **retry))).id != first.id, "nobody knows when that one ended"
+
+    run(steps)
+
+
 def test_a_marked_retry_without_a_session_promises_nothing():
     async def steps() -> None:
         d = Desk()
@@ -378,6 +398,19 @@ def test_what_is_kept_of_turns_that_are_over_has_a_bound_and_the_oldest_go_first
         assert len(d.table) == 2
         d.table.forget(KEY)
         assert len(d.table) == 0 and d.table.repeated(d.asked("3", key=KEY, idempotency_key="k3")) is None
+
+    run(steps)
+
+
+@pytest.mark.parametrize("mode", ["history", "append"])
+def test_a_turn_that_runs_keeps_none_of_the_files_that_its_request_brought(mode: Any):
+    async def steps() -> None:
+        d = Desk()
+        source = MediaSource("image", bytes(1 << 10), "0" * 64, "messages[0].content[0].image_url.url")
+        asked = replace(d.asked(key=KEY, media=(source,)), mode=mode)
+        turn = await d.finished(asked)
+        assert turn.request == replace(asked, media=())
+        assert await d.take(replace(asked, turn="f" * 32, repeated=True)) is turn  # and is found again without them
 
     run(steps)
 

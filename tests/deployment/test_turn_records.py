@@ -46,7 +46,7 @@ def test_a_repeated_request_has_the_same_digest_whoever_and_whenever_it_comes():
 def test_tools_are_asked_for_in_full_and_kept_as_a_digest():
     tools = ToolUse('[{"type": "function", "function": {"name": "f"}}]', "required")
     asked = replace(REQUEST, tools=tools, note="n")
-    kept = turn_record(asked, "r1", "t1", 3, None, FINISHED).request
+    kept = turn_record(asked, "r1", "t1", 3, None, FINISHED, 1.5).request
     assert canonical_request(asked)["tools"]["source"] == tools.source and "note" not in canonical_request(asked)
     assert kept["tools"] == {"source": tools_sha256(tools), "choice": "required", "function": None, "parallel": True}
     assert kept["note"] == "n" and request_sha256(asked) == request_sha256(replace(asked, note=""))
@@ -54,7 +54,7 @@ def test_tools_are_asked_for_in_full_and_kept_as_a_digest():
 
 @pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])
 def test_a_turns_record_fits_the_format_and_the_interface(started: Started | None):
-    record = turn_record(REQUEST, "r1", "t1", 2**64 - 1, started, FINISHED)
+    record = turn_record(REQUEST, "r1", "t1", 2**64 - 1, started, FINISHED, 1.5)
     fields = session_fields(SessionRecord("s", (1, 2), turns=(record,)))
     assert parse_session(Fields(fields, "manifest")).turns == (record,)
     shown = turn_object(record)

@@ -80,14 +80,15 @@ class Deployed:
         serve_client: Any = _get_global_client()
         serve_client.deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
 
-    def replicas(self) -> dict[str, str]:
-        """All engine replicas that have not ended, and their nodes."""
+    def replicas(self) -> dict[str, str | None]:
+        """All engine replicas that have not ended, and their nodes, if they have one yet."""
         controller: Any = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
         details: Any = ray.get(controller.get_serve_instance_details.remote())
         listed = details["applications"][APP]["deployments"]["EngineReplica"]["replicas"]
-        return {entry["replica_id"]: entry["node_id"] for entry in listed}
+        return {entry["replica_id"]: entry.get("node_id") for entry in listed}
 
-    def drain(self, node: str) -> None:
+    def drain(self, node: str | None) -> None:
+        assert node is not None
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self._cluster.address),
             *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
@@ -121,6 +122,8 @@ def client(deployed: Deployed) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {secrets.token_hex(8)}"}
     with httpx.Client(base_url=deployed.url, timeout=300, headers=headers) as client:
         yield client
+        for session in client.get("/v1/sessions").json()["data"]:  # what a failed test left would fail the next one
+            client.delete(f"/v1/sessions/{session['id']}")
 
 
 @dataclass
@@ -204,7 +207,7 @@ def check(client: httpx.Client, readers: list[Reader], threads: list[threading.T
     assert len({reader.text for reader in readers}) == 1
 
 
-def wait_for(true: Any, what: str, seconds: float = 40.0) -> None:
+def wait_for(true: Any, what: object, seconds: float = 40.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, what
@@ -235,16 +238,21 @@ def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Depl
         name = f"full-{sum(map(len, by_replica.values()))}"
         by_replica[chat(client, [FACT], name, max_tokens=8)["meta_info"]["replica"]].append(name)
     full, (asked, *others) = max(by_replica.items(), key=lambda entry: len(entry[1]))
+
+    def running() -> int:
+        by_id = {entry["id"]: entry["running"] for entry in client.get("/v1/replicas").json()["data"]}
+        seen.append((by_id, [(len(reader.ids), reader.replicas, reader.flaw) for reader in readers]))
+        return by_id[full]
+
+    seen: list[Any] = []
+    readers: list[Reader] = []
+    wait_for(lambda: running() == 0, "all that was asked before is over")
     readers, threads = read_all(client, others[:2])
     begun(readers)
     for reader, thread in zip(*read_all(client, others[2:3]), strict=True):
         readers.append(reader)
         threads.append(thread)
-
-    def running() -> int:
-        return next(entry["running"] for entry in client.get("/v1/replicas").json()["data"] if entry["id"] == full)
-
-    wait_for(lambda: running() == 3, "two lanes are taken, and one turn waits, which is all that may")
+    wait_for(lambda: running() == 3, ("two lanes are taken, and one turn waits", full, seen))
     answer = turn(client, asked, QUESTION)
     assert answer["meta_info"]["replica"] != full and answer["session"]["hit"] in ("host", "peer")
     check(client, readers, threads)

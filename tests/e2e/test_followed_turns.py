@@ -431,10 +431,14 @@ def test_our_client_manages_sessions_and_names_what_the_server_refuses(url: str)
         assert client.create("one")["id"] == "one" and client.models()[0]["id"]
         client.ask([FACT], session="one", append=True, options=GREEDY)
         assert client.fork("one", "two")["parent"] == "one" and client.checkpoints("two")
+        kept = client.checkpoint("two", "here")
+        assert (kept["name"], kept["turn"]) == ("here", client.turns("two")[0]["id"])
         assert client.migrate("two")["to"] in {entry["id"] for entry in client.replicas()}
         assert client.import_(client.export("two"), "three")["id"] == "three"
         assert "4172" in client.ask([QUESTION], session="three", append=True, options=GREEDY).content
-        assert {entry["id"] for entry in client.sessions()} == {"one", "two", "three"}
+        assert client.fork("three", "four", checkpoint="here")["frontier"] == kept["frontier"]
+        assert client.delete_checkpoint("three", "here")["deleted"]
+        assert {entry["id"] for entry in client.sessions()} == {"one", "two", "three", "four"}
         assert client.delete("one")["deleted"]
         with pytest.raises(NotFound) as caught:
             client.session("one")
@@ -477,8 +481,9 @@ def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path):
         ).stdout
         for block in blocks
     ]  # fmt: skip
-    first, followed, twice, completed = told
+    first, forked, followed, twice, completed = told
     assert first.startswith("HTTP/1.1 200") and "x-session-resume: hit=none" in first
+    assert '"session.checkpoint"' in forked and '"session.forked"' in forked
     rests = followed.split("data: [DONE]\n\n")
     assert len(rests) == 4 and rests[3] == "" and rests[1].startswith(rests[0]) and rests[2].endswith(rests[0])
     assert '"usage"' in rests[1].removeprefix(rests[0]) and "assistant" in rests[2] and "assistant" not in rests[0]

@@ -244,6 +244,48 @@ def test_fork_and_its_parent_go_their_own_ways(client: httpx.Client):
     assert parent["session"]["reused"] >= forked.json()["frontier"]
 
 
+def test_fork_of_the_past_says_what_its_parent_said_then_wherever_the_session_is_now(client: httpx.Client):
+    how = {"temperature": 0.9, "seed": 11, "max_tokens": 12, "ignore_eos": True}
+    first = chat(client, [FACT], "past")["meta_info"]["turn"]
+    made = client.post("/v1/sessions/past/checkpoints", json={"name": "kept"})
+    assert made.status_code == 200, made.text
+    kept = made.json()
+    assert (kept["name"], kept["turn"], kept["session"]) == ("kept", first, "past")
+    said = text(turn(client, "past", QUESTION, **how))
+    assert client.post("/v1/sessions/past/migrate").status_code == 200
+    chat(client, [COUNT], "past")  # its history leaves both turns behind
+    for place in ({"checkpoint": "kept"}, {"frontier": kept["frontier"]}):
+        forked = client.post("/v1/sessions/past/fork", json=place)
+        assert forked.status_code == 200, forked.text
+        assert forked.json()["frontier"] == kept["frontier"]
+        assert text(turn(client, forked.json()["id"], QUESTION, **how)) == said
+    assert "kept" in [entry.get("name") for entry in client.get("/v1/sessions/past/checkpoints").json()["data"]]
+
+
+def test_checkpoints_and_places_that_are_none_are_refused_by_name(client: httpx.Client):
+    chat(client, [FACT], "places")
+    asked = "/v1/sessions/places"
+    last = turn(client, "places", QUESTION)["meta_info"]["turn"]
+    assert client.post(f"{asked}/fork", json={"turn": last}).json()["object"] == "session.forked"
+    for path, body, status, param in (
+        ("fork", {"checkpoint": "x"}, 404, "checkpoint"),
+        ("fork", {"turn": "x"}, 404, "turn"),
+        ("fork", {"frontier": 1}, 404, "frontier"),
+        ("fork", {"frontier": -1}, 400, "frontier"),
+        ("fork", {"turn": last, "frontier": 1}, 400, "frontier"),
+        ("fork", {"checkpoint": "x", "turn": last}, 400, "turn"),
+        ("checkpoints", {"name": "a b"}, 400, "name"),
+        ("checkpoints", {"name": "a/b"}, 400, "name"),
+        ("checkpoints", {"title": "x"}, 400, "title"),
+    ):
+        refused = client.post(f"{asked}/{path}", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
+    made = client.post(f"{asked}/checkpoints").json()
+    assert client.delete(f"{asked}/checkpoints/{made['name']}").json()["deleted"] is True
+    assert client.delete(f"{asked}/checkpoints/{made['name']}").status_code == 404
+    assert client.post("/v1/sessions/unheard-of/checkpoints").status_code == 404
+
+
 def test_session_deleted_among_its_turns_refuses_them_by_name(url: str):
     async def all_at_once() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -330,15 +372,15 @@ def test_turn_of_a_client_that_leaves_is_cancelled_and_keeps_what_was_committed(
         ({"messages": [FACT], "model": "other"}, {}, 404, "model_not_found", "model"),
         ({"messages": [FACT], "n": 9}, {}, 400, "invalid_request", "n"),
         ({"messages": [FACT], "n": 2}, {"x-session-id": "one"}, 400, "invalid_request", "n"),
-        ({"messages": [FACT], "stop": [""]}, {}, 400, "invalid_request", "stop.0"),
+        ({"messages": [FACT], "stop": [""]}, {}, 400, "invalid_request", "stop[0]"),
         ({"messages": [FACT], "tools": [{"type": "function"}]}, {}, 400, "invalid_request", "tools"),
         ({"messages": [FACT], "priority": "high"}, {}, 400, "invalid_request", "priority"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, {}, 400, "invalid_request", "messages[0].content"),
         ({"messages": [FACT]}, {"x-session-id": "two words"}, 400, "invalid_request", "x-session-id"),
         ({"messages": [FACT]}, REQUIRED, 404, "session_not_found", "session"),
         ({"messages": [FACT], "stream": True, "top_p": 2}, {}, 400, "invalid_request", "top_p"),
         ({"messages": [FACT], "\ud800": 1}, {}, 400, "invalid_request", "\\ud800"),
-        ({"messages": [{**FACT, "x": 2**64}]}, {"x-session-id": "odd"}, 400, "invalid_request", "messages.0.x"),
+        ({"messages": [{**FACT, "x": 2**64}]}, {"x-session-id": "odd"}, 400, "invalid_request", "messages[0].x"),
         ({"messages": [FACT], "user": "x" * (9 << 20)}, {}, 413, "body_too_large", None),
     ],
 )  # fmt: skip

@@ -183,6 +183,7 @@ def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: A
         defaults=SimpleNamespace(eos_ids=()),
         geometry=GEOMETRY,
         device=torch.device("cpu"),
+        vision=None,
         drafter=None,
         draft_tokens=DRAFT_TOKENS,
         fingerprint=None,

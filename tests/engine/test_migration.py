@@ -333,7 +333,7 @@ def test_a_checkpoint_without_room_is_refused_and_the_turn_goes_on() -> None:
 # ------------------------------------------------------------------------------------------------ forks from the past
 
 
-def test_a_fork_at_a_frontier_has_what_led_there_and_nothing_that_came_later() -> None:
+def test_a_fork_of_an_earlier_ledger_has_what_led_there_and_nothing_that_came_later() -> None:
     driver = tiny(images=12)
     ids, ends = IDS[:30], []
     for _ in range(3):
@@ -342,7 +342,7 @@ def test_a_fork_at_a_frontier_has_what_led_there_and_nothing_that_came_later() -
         ends.append((finished.frontier, ids))
         ids += (1,)
     frontier, ledger = ends[1]
-    answer = driver.call(Fork("f", "s", "child", frontier))
+    answer = driver.call(Fork("f", "s", "child", ledger))
     assert isinstance(answer, Imported) and max(answer.frontiers) == frontier
     assert set(answer.frontiers) == {end for end, _ in ends[:2]}
     more = (*ledger, 3, 4)
@@ -350,26 +350,28 @@ def test_a_fork_at_a_frontier_has_what_led_there_and_nothing_that_came_later() -
     driver.steps()
     assert driver.started(turn).reused == frontier
     assert driver.finished(turn).token_ids == tiny().run(more, max_tokens=9, ignore_eos=True).token_ids
-    within = driver.call(Fork("f", "s", "between", frontier + 1))
-    assert max(within.frontiers) == frontier, "the deepest one of at most so many tokens"
+    within = driver.call(Fork("f", "s", "between", (*ledger, 1)))
+    assert max(within.frontiers) == frontier, "the deepest one on the way"
 
 
-def test_a_fork_takes_the_newest_branch_at_its_frontier() -> None:
+def test_a_fork_of_a_branch_that_the_session_has_left_has_that_ones_state() -> None:
     driver = tiny(images=12)
-    driver.run(IDS[:30], session="s", max_tokens=4, ignore_eos=True)
+    left = driver.run(IDS[:30], session="s", max_tokens=4, ignore_eos=True)
     other = (*IDS[:29], (IDS[29] + 1) % PUBLIC)
     finished = driver.run(other, session="s", max_tokens=4, ignore_eos=True)
-    answer = driver.call(Fork("f", "s", "child", finished.frontier))
-    assert answer.frontiers == (finished.frontier,)
-    (child,) = driver.engine._sessions.checkpoints("child")
-    assert child.ledger == other + finished.token_ids
+    assert finished.frontier == left.frontier
+    for name, ledger in (("old", IDS[:30] + left.token_ids), ("new", other + finished.token_ids)):
+        answer = driver.call(Fork("f", "s", name, ledger))
+        assert answer.frontiers == (finished.frontier,)
+        (child,) = driver.engine._sessions.checkpoints(name)
+        assert child.ledger == ledger
 
 
 def test_a_fork_before_the_first_checkpoint_is_refused_and_says_what_there_is() -> None:
     driver = tiny()
     finished = driver.run(IDS, session="s", max_tokens=4, ignore_eos=True)
-    answer = driver.call(Fork("f", "s", "child", 10))
-    assert isinstance(answer, Failed) and (answer.code, answer.param) == (errors.UNKNOWN_CHECKPOINT, "frontier")
+    answer = driver.call(Fork("f", "s", "child", IDS[:10]))
+    assert isinstance(answer, Failed) and (answer.code, answer.param) == (errors.UNKNOWN_CHECKPOINT, "ledger")
     assert str(finished.frontier) in answer.message
 
 

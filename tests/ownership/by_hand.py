@@ -8,6 +8,7 @@ from deployment.ownership.messages import (
     Bring,
     Claim,
     Committed,
+    CopiesLost,
     Found,
     FromStore,
     Grant,
@@ -15,6 +16,7 @@ from deployment.ownership.messages import (
     Join,
     Joined,
     Lost,
+    Moved,
     Offer,
     Opened,
     Put,
@@ -71,6 +73,12 @@ class Hand:
             self.tell(node)
         for owner in self.owners:
             self.renew(owner)
+
+    def lose_arenas(self, *nodes: str) -> None:
+        """Their stores begin again with nothing."""
+        for node in nodes:
+            self.fresh_store(node)
+            assert self.tell(node)
 
     def tell(self, node: str) -> bool:
         """A store tells the directory what it holds. False: it is void."""
@@ -159,6 +167,10 @@ class Hand:
                 sends += owner.granted(message, self.now)
             elif replica == owner.replica and isinstance(message, Join):
                 sends += owner.join(message, self.now)
+            elif replica == owner.replica and isinstance(message, CopiesLost):
+                sends += owner.copies_lost(message)
+            elif replica == owner.replica and isinstance(message, Moved):
+                sends += owner.moved(message)
         return sends
 
     def committed(self) -> int:

@@ -1,7 +1,8 @@
 """A whole cluster in one process: directory, three nodes with a store and a replica each, clients, and their fate.
 
-`run(seed)` plays one schedule: half a minute of turns, deletes and moves while everything breaks, then calm, in
-which every session must come back. The same seed plays the same schedule.
+`run(seed)` plays one schedule: half a minute of turns, forks, deletes and moves while everything breaks, then calm, in
+which every session must come back, or be refused by name if no copy of it is left. The same seed plays the same
+schedule.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Counts:
     steps: int = 0
     tokens: int = 0
     takeovers: int = 0
+    forks: int = 0
     lost: int = 0
+    found_again: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -62,7 +65,9 @@ class Cluster:
         self.dead_nodes: list[str] = []
         self.exited: list[str] = []
         self.given_up: set[SessionKey] = set()
+        self.refused: set[SessionKey] = set()
         self.probes: set[SessionKey] = set()
+        self.unfounded: set[SessionKey] = set()
         self.clients_begin_anew = self.net.random.random() < 0.5
         self._numbers = 0
         self.stores: dict[str, StoreProcess] = {}
@@ -91,6 +96,9 @@ class Cluster:
         if node in self.stores:
             name = f"replica-{self.next_number()}"
             self.replicas[name] = Replica(self, node, name)
+
+    def new_key(self) -> SessionKey:
+        return SessionKey(TENANT, f"f{self.next_number()}")
 
     def nodes(self) -> list[str]:
         return list(self.stores)
@@ -173,12 +181,42 @@ class Cluster:
             self._check_lost(key)
             self.given_up.add(key)
 
+    def found_again(self, key: SessionKey, epoch: Epoch) -> None:
+        """All copies are lost, and its owner, which has all of it, may give it new ones."""
+        if epoch > self.truth.begun_sets.get(key, (NEVER, ()))[0]:
+            self._check_lost(key)
+            self.unfounded.add(key)
+
+    def begins_unfounded(self, key: SessionKey, epoch: Epoch) -> bool:
+        """The owner of such a session was gone before the new copies had it. Whether its client has the history."""
+        if key not in self.unfounded:
+            raise Broken(f"{key}: its copies have no image of it under {epoch}, and nothing says why")
+        if self.clients_begin_anew:
+            self.given_up.add(key)
+        else:
+            self.refused.add(key)
+        return self.clients_begin_anew
+
+    def made(self, key: SessionKey, ledger: list[int]) -> None:
+        """All copies hold a session that an image brought: its client hears of it."""
+        if key in self.unfounded:
+            self.unfounded.discard(key)
+            self.counts.found_again += 1
+        else:
+            self.counts.forks += 1
+            self.truth.publish(key, 0, ledger)
+            self.keys.append(key)
+            self.client_later(key, self.net.random.choice(["turn", "turn", "fork", "delete"]))
+
     def begins_anew(self, key: SessionKey, epoch: Epoch) -> None:
         self.given_up.discard(key)
+        self.unfounded.discard(key)
         self.counts.lost += 1
         self.truth.ended(key, epoch)
 
     def _check_lost(self, key: SessionKey) -> None:
+        if key in self.unfounded:
+            return
         left = self.truth.copies_left(key, self.registry.void())
         if left:
             raise Broken(f"{key}: given up although {', '.join(map(str, left))} still holds a copy")
@@ -191,7 +229,7 @@ class Cluster:
         random = self.net.random
         for _ in range(random.randint(8, 16)):
             key = random.choice(self.keys)
-            what = "delete" if random.random() < 0.1 else "turn"
+            what = random.choice(["delete", "fork", *["turn"] * 8])
             self.net.after(random.uniform(0.5, BREAKING_SECONDS), self.client, key, what)
         for _ in range(random.randint(0, 4)):
             self.net.after(random.uniform(2.0, BREAKING_SECONDS), self._move_one)
@@ -200,6 +238,7 @@ class Cluster:
             self.net.after(random.uniform(2.0, BREAKING_SECONDS), self._befall, fault)
         self._run_until(BREAKING_SECONDS)
         self.net.calm = True
+        self.refused.clear()
         for key in self.keys:
             if self.truth.published.get(key):
                 self.probes.add(key)
@@ -207,6 +246,8 @@ class Cluster:
         self._run_until(BREAKING_SECONDS + CALM_SECONDS, lambda: not self.probes)
         for key in self.probes:
             self._check_lost(key)
+            if key not in self.refused:
+                raise Broken(f"{key}: no copy of it is left, but its client was never told so")
         self.counts.tokens, self.counts.takeovers = self.truth.tokens, self.truth.takeovers
         return self.counts
 

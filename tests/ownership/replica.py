@@ -1,7 +1,7 @@
 """A replica with an engine that draws a new token each time: no two owners ever draw alike.
 
-It publishes what the owner machine says is committed, resumes turns that it finds unfinished in a log, moves sessions,
-makes images, and tells the directory what it owns.
+It publishes what the owner machine says is committed, resumes turns that it finds unfinished in a log, moves and forks
+sessions, makes images, gives a session new copies that has lost all of them, and tells the directory what it owns.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.ownership.log import Deleted, Numbered, Round, TurnBegan, TurnEnded
+from deployment.ownership.log import Deleted, HeadMoved, Numbered, Record, Round, TurnBegan, TurnEnded
 from deployment.ownership.log_format import decode
 from deployment.ownership.messages import (
     Claim,
     Committed,
+    CopiesLost,
     Fenced,
     FromDirectory,
     FromStore,
@@ -32,7 +33,7 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.owner import ENDED, Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
-from deployment.ownership.words import NOTHING, Member, SessionKey
+from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
 from state.errors import StateError
 from tests.ownership.actors import Process
 from tests.ownership.truth import Broken
@@ -50,6 +51,20 @@ class _Turn:
 
 
 @dataclass
+class Making:
+    """A session that an image is to bring into its copies, before anybody hears of it: a fork, or (`holds`) one that
+    this replica still has, while its copies of that epoch are lost."""
+
+    ledger: list[int]
+    holds: Epoch | None = None
+    imaged: bool = False
+
+    @property
+    def moved(self) -> HeadMoved:
+        return HeadMoved(NOTHING, None if self.holds is None else "turn", len(self.ledger))
+
+
+@dataclass
 class Hosted:
     """A session in a replica. `uncommitted`: what may not be published yet, by the record that says it."""
 
@@ -63,6 +78,11 @@ class Hosted:
     claimed: float = float("-inf")
     opened: bool = False
     fetching: Opened | None = None
+    making: Making | None = None
+
+    @property
+    def rests(self) -> bool:
+        return self.opened and not (self.turn or self.uncommitted or self.fetching or self.making)
 
 
 class Replica(Process):
@@ -75,7 +95,7 @@ class Replica(Process):
     # -------------------------------------------------------------------------------------------- requests
 
     def request(self, key: SessionKey, what: str) -> None:
-        """`turn`, `delete`, or `open`, which only brings the session here."""
+        """`turn`, `fork`, `delete`, or `open`, which only brings the session here."""
         hosted = self._hosting(key)
         if what != "open" and len(hosted.requests) < 2:
             hosted.requests.append(what)
@@ -100,7 +120,8 @@ class Replica(Process):
     def move(self, key: SessionKey, destination: str) -> None:
         """Between two rounds, if the receipts are all there."""
         hosted = self.hosted.get(key)
-        if hosted is not None and hosted.opened and hosted.owner.settled and hosted.fetching is None:
+        ready = hosted is not None and hosted.opened and not (hosted.fetching or hosted.making)
+        if hosted is not None and ready and hosted.owner.settled:
             self._send(hosted.owner.offer(destination, self.cluster.net.now))
 
     def _go_on(self, key: SessionKey, hosted: Hosted) -> None:
@@ -108,9 +129,10 @@ class Replica(Process):
         if hosted.owner.grant is None and now - hosted.claimed > 2.0:
             hosted.claimed = now
             given = hosted.given.epoch if hosted.given else None
-            claim = Claim(key, self.name, hosted.owner.tenure, self.node, given, hosted.anew)
+            holds = hosted.making.holds if hosted.making else None
+            claim = Claim(key, self.name, hosted.owner.tenure, self.node, given, hosted.anew, holds)
             self.cluster.to_directory(self.node, "claim", claim)
-        if not (hosted.opened and hosted.owner.settled) or hosted.turn or hosted.fetching:
+        if not (hosted.opened and hosted.owner.settled) or hosted.turn or hosted.fetching or hosted.making:
             return
         if hosted.requests:
             self._begin(key, hosted, hosted.requests.popleft())
@@ -120,6 +142,12 @@ class Replica(Process):
             self.cluster.truth.deleting.add(key)
             self._append(hosted, Deleted(NOTHING, at=self.cluster.unix), start=0, tokens=(), deletes=True)
             hosted.ledger.clear()
+            return
+        if what == "fork":
+            child = self.cluster.new_key()
+            self.hosted[child] = Hosted(self._owner(child), making=Making(list(hosted.ledger)))
+            self._go_on(child, self.hosted[child])
+            self._go_on(key, hosted)
             return
         rounds = self.cluster.net.random.randint(1, 5)
         prompt = (self.cluster.next_number(),)
@@ -167,13 +195,19 @@ class Replica(Process):
         key = message.key
         match message:
             case Grant():
-                if message.anew:
+                hosted = self.hosted.get(key)
+                if message.anew and hosted is not None and hosted.making is not None:
+                    self.cluster.found_again(key, message.epoch)
+                elif message.anew:
                     self.cluster.give_up(key, message.epoch)
-                if key in self.hosted:
-                    self._send(self.hosted[key].owner.granted(message, self.cluster.net.now))
+                if hosted is not None:
+                    self._send(hosted.owner.granted(message, self.cluster.net.now))
             case Join():
                 if key in self.hosted:
                     self._send(self.hosted[key].owner.join(message, self.cluster.net.now))
+            case CopiesLost():
+                if key in self.hosted:
+                    self._send(self.hosted[key].owner.copies_lost(message))
             case Wait() | Taken() | Lost():
                 self._refused(key, message)
 
@@ -181,10 +215,12 @@ class Replica(Process):
         hosted = self.hosted.get(key)
         if hosted is None or hosted.owner.grant is not None:
             return
-        if isinstance(message, Lost) and self.cluster.clients_begin_anew:
+        if isinstance(message, Lost) and self.cluster.clients_begin_anew and hosted.making is None:
             hosted.anew, hosted.claimed = True, float("-inf")
         elif not isinstance(message, Wait):
             del self.hosted[key]
+            if isinstance(message, Lost):
+                self.cluster.refused.add(key)
             if isinstance(message, Taken):
                 for what in hosted.requests:
                     self.cluster.to_replica(self.node, message.owner, (key, what))
@@ -218,8 +254,14 @@ class Replica(Process):
                 self._opened(message.key, hosted, message)
             case Committed():
                 self._committed(message.key, hosted, message.sequence)
+            case Unavailable(key=key, holds=Epoch() as holds) if hosted.rests:
+                again = Hosted(self._owner(key), making=Making(hosted.ledger, holds), requests=hosted.requests)
+                self.hosted[key] = again
+                self._go_on(key, again)
             case Fenced() | Unavailable():
                 del self.hosted[message.key]
+                if isinstance(message, Unavailable):
+                    self.cluster.refused.add(message.key)
                 if hosted.turn or hosted.requests:
                     self.cluster.client_later(message.key, "open")
 
@@ -250,11 +292,16 @@ class Replica(Process):
                 self.cluster.net.after(0.5, self.hear, self._fetch, key, hosted)
                 return
             ledger, after = list(struct.unpack(f"<{len(document) // 4}I", document)), opened.images[-1].order.sequence
+        records = [decode(data) for data in opened.records]
+        if opened.images:
+            self.cluster.unfounded.discard(key)
+        elif _lacks_image(records) and not self.cluster.begins_unfounded(key, opened.epoch):
+            del self.hosted[key]
+            return
         hosted.fetching, hosted.opened, hosted.turn = None, True, None
         hosted.owner.loaded()
         hosted.uncommitted.clear()
-        for data in opened.records:
-            record = decode(data)
+        for record in records:
             tokens: tuple[int, ...] = ()
             match record:
                 case TurnBegan():
@@ -270,11 +317,17 @@ class Replica(Process):
                     hosted.turn = None
             if record.order.sequence > after:
                 ledger = [] if isinstance(record, Deleted) else ledger + list(tokens)
+        if hosted.making is not None and not records and not opened.images:
+            ledger = hosted.making.ledger
+        else:
+            hosted.making = None
         hosted.ledger = ledger
         if not ledger and key in self.cluster.given_up:
             self.cluster.begins_anew(key, opened.epoch)
         self.cluster.truth.opened(key, opened.epoch, ledger)
-        if hosted.owner.state is State.OPEN:
+        if hosted.making is not None:
+            self._append(hosted, hosted.making.moved, len(ledger), ())
+        elif hosted.owner.state is State.OPEN:
             self.cluster.truth.publish(key, 0, ledger)
         if hosted.turn is not None:
             self._round(key, hosted)
@@ -287,13 +340,26 @@ class Replica(Process):
                 self.cluster.truth.ended(key, hosted.owner.epoch)
             else:
                 self.cluster.truth.publish(key, start, tokens)
-                self.cluster.probes.discard(key)
-        if hosted.opened and not hosted.uncommitted and hosted.owner.settled:
+                if hosted.making is None:
+                    self.cluster.probes.discard(key)
+        if hosted.making is not None:
+            self._made(key, hosted, hosted.making)
+        elif hosted.opened and not hosted.uncommitted and hosted.owner.settled:
             if self.cluster.net.random.random() < 0.4:
                 self._make_image(hosted, hosted.owner.committed.sequence, len(hosted.ledger))
             self._go_on(key, hosted)
 
-    def _make_image(self, hosted: Hosted, sequence: int, tokens: int) -> None:
+    def _made(self, key: SessionKey, hosted: Hosted, making: Making) -> None:
+        """One step towards a session that all copies hold."""
+        if hosted.uncommitted or not hosted.owner.settled:
+            return
+        if not making.imaged:
+            making.imaged = self._make_image(hosted, hosted.owner.committed.sequence, len(hosted.ledger))
+        elif hosted.owner.published:
+            hosted.making = None
+            self.cluster.made(key, hosted.ledger)
+
+    def _make_image(self, hosted: Hosted, sequence: int, tokens: int) -> bool:
         keep = hosted.turn.began if hosted.turn is not None else sequence + 1
         document = struct.pack(f"<{tokens}I", *hosted.ledger[:tokens])
         try:
@@ -301,8 +367,9 @@ class Replica(Process):
                 sequence, (tokens,), document, keep, self.cluster.unix, self.cluster.net.now
             )  # fmt: skip
         except StateError:
-            return  # the set is about to change
+            return False  # the set is about to change
         self._send(sends)
+        return True
 
     def _tick(self) -> None:
         reports: list[object] = []
@@ -310,6 +377,14 @@ class Replica(Process):
             self._send(hosted.owner.tick(self.cluster.net.now))
             if hosted.owner.report is not None:
                 reports.append(hosted.owner.report)
+            if hosted.opened and hosted.making is not None:
+                self._made(key, hosted, hosted.making)
             if key in self.hosted:
-                self._go_on(key, hosted)
+                self._go_on(key, self.hosted[key])
         self.cluster.to_directory(self.node, "renew", self.name, self.node, tuple(reports))
+
+
+def _lacks_image(records: list[Record]) -> bool:
+    """A session was to be given new copies, and its owner was gone before the first of them had it."""
+    moves = [one for one in records if isinstance(one, HeadMoved)]
+    return len(moves) == len(records) and any(one.turn is not None for one in moves)

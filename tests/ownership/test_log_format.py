@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -22,13 +23,21 @@ from deployment.ownership.log import (
 from deployment.ownership.log_format import VERSION, check, decode, encode
 from deployment.ownership.words import Epoch, Member, Order
 from state.errors import FormatError
+from state.media import Media, PlacedMedia
 
 ORDER = Order(Epoch(1_790_000_000, 4), 17)
+PLACED = (
+    PlacedMedia(Media("image", "a" * 64, (1, 3, 4, 8), 1, 2, (), bytes(96)), (1,)),
+    PlacedMedia(Media("video", "b" * 64, (2, 3, 4, 4), 1, 1, (0.5, 1.5), b""), (1, 2)),
+)
+NOWHERE = replace(PLACED[0], starts=())
+SHORT = replace(PLACED[0], media=replace(PLACED[0].media, pixels=b"x"))
 RECORDS: list[Record] = [
     Sealed(ORDER, anew=True),
     SetNamed(ORDER, (Member("node", "0" * 32), Member("n2", "f" * 32)), "replica"),
     TurnBegan(ORDER, "t", {"messages": [{"role": "user", "content": "é"}]}, b"1" * 32, 2**64 - 1, "k", (0, 5), 2, 1.5),
     TurnBegan(ORDER, "t", {}, b"1" * 32, 0, None, (), 0, 1.5),
+    TurnBegan(ORDER, "t", {}, b"1" * 32, 0, None, (1, 9, 9, 2), 0, 1.5, PLACED),
     Round(ORDER, "t", 3, 40, (248_076, 0), 1, None),
     Round(ORDER, "t", 0, 40, (7,), 0, 0, (TokenLogprob(7, -0.25, ((7, -0.25), (9, -1.75))),)),
     TurnEnded(ORDER, "t", 0, "stop", 3, 248_046, None, 0, 2.5),
@@ -76,6 +85,8 @@ def test_record_of_another_version_or_kind_is_refused_by_name():
         (Round(ORDER, "", 0, 0, (1,), 0, None), "turn"),
         (Round(ORDER, "t", 0, 0, (1,), -1, None), "held_back"),
         (TurnBegan(ORDER, "t", {}, b"short", 0, None, (), 0, 1.0), "request_sha256"),
+        (TurnBegan(ORDER, "t", {}, bytes(32), 0, None, (), 0, 1.0, (NOWHERE,)), "starts"),
+        (TurnBegan(ORDER, "t", {}, bytes(32), 0, None, (), 0, 1.0, (SHORT,)), "pixels"),
         (TurnEnded(ORDER, "t", 0, "tired", 0, None, None, 0, 1.0), "finish_reason"),  # pyright: ignore
         (SetNamed(ORDER, (Member("n", "not hex"),), "r"), "incarnation"),
     ],

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from deployment.ownership import joining, takeover
-from deployment.ownership.messages import Ends, FromStore, Gap, Grant, Kept, NameSet, Part, Put, Receipt, ToStore, Trim
+from deployment.ownership.directory import Directory
+from deployment.ownership.messages import (
+    CopiesLost,
+    Ends,
+    FromStore,
+    Gap,
+    Grant,
+    Kept,
+    NameSet,
+    Part,
+    Put,
+    Receipt,
+    ToStore,
+    Trim,
+)
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.publication import Publication
 from deployment.ownership.recovery import Repair, installation, repair_of
@@ -112,6 +128,17 @@ class ForgetfulStore(Store):
             self._write(message.key, *copy.notes(message.log, message.at))
             self._cut_front(message.key, message.log)
         return self._receipt(message.key, message.epoch)
+
+
+class SilentDirectory(Directory):
+    """Tells no owner that all of its copies are lost."""
+
+    def _copies_lost(self, key: SessionKey, session: Any, now: float) -> list[tuple[str, CopiesLost]]:
+        return []
+
+
+def test_an_owner_that_waits_for_stores_that_are_void_is_found():
+    assert "its client was never told so" in first_broken(Bugs(directory=SilentDirectory), begin=20)
 
 
 def test_a_log_that_is_trimmed_before_all_copies_hold_the_image_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,10 @@ def play(seeds: range) -> Counter[str]:
     for seed in seeds:
         counts = run(seed)
         seen.update(counts.faults)
-        seen.update(steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, lost=counts.lost)
+        seen.update(
+            steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, forks=counts.forks, lost=counts.lost,
+            found_again=counts.found_again,
+        )  # fmt: skip
     return seen
 
 
@@ -30,11 +33,22 @@ def test_no_schedule_breaks_a_promise_and_every_kind_of_fault_is_in_them():
     seen = play(range(CI_SCHEDULES))
     assert all(seen[fault.__name__] > 50 for fault in FAULTS)
     assert seen["takeovers"] > 2 * CI_SCHEDULES and seen["tokens"] > 20 * CI_SCHEDULES
+    assert seen["forks"] > CI_SCHEDULES / 2 and seen["found_again"] > 0
 
 
 @pytest.mark.soak
 def test_no_schedule_of_very_many_breaks_a_promise():
     print(play(range(SOAK_SCHEDULES)))
+
+
+def test_joiner_of_a_forked_session_gets_the_image_that_its_log_begins_with():
+    """Its log goes back to the session's beginning, and still does not say all."""
+    run(202_015)
+
+
+def test_owner_that_waits_for_a_store_of_its_old_set_is_granted_again_by_a_directory_that_never_granted_it():
+    """The stores tell a new directory the set by its name, and not whose machine it is that still waits."""
+    run(202_677)
 
 
 def test_a_seed_plays_the_same_schedule_again():

@@ -15,9 +15,11 @@ from state.codec import encode_session
 from state.coverage import Form
 from state.geometry import StateGeometry
 from state.memory import StateMemory
-from state.session_record import SessionRecord, TurnRecord
+from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 GOLDEN = Path(__file__).parent / "golden" / "session-v1.dfs"
+GOLDEN_1_0 = GOLDEN.with_name("session-v1.0.dfs")
+"""As version 1.0 wrote it, without what was added since."""
 GOLDEN_FINGERPRINT: dict[str, str | int] = {"made_by": "golden", "window": 6}
 GOLDEN_RECORD = SessionRecord(
     id="golden",
@@ -47,7 +49,13 @@ GOLDEN_RECORD = SessionRecord(
             reused=64,
             prefilled=1,
             acceptance_length=1.25,
+            ended_at=1_700_000_002.5,
         ),
+    ),
+    fork_points=(
+        ForkPoint("turn-9", 3, 1, 2, 1, "before", 2, (90, 91, 92), ({"role": "user", "content": "Ö"},)),
+        ForkPoint("turn-0", 70, 2, 69, 64),
+        ForkPoint("turn-0", 70, 2, 69, 64, "here", 66),
     ),
 )
 _CAPTURES: tuple[tuple[int, Form, str], ...] = ((64, "prompt", "turn_start"), (66, "decode", "explicit"))

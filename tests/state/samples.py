@@ -12,7 +12,7 @@ from state.checkpoint import Checkpoint
 from state.coverage import Form
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.memory import SequenceMemory, StateMemory
-from state.session_record import SessionRecord, TurnRecord
+from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 WINDOW = 80
 """S of the samples: no multiple of a page, so that rings and pages wrap at different places."""
@@ -76,7 +76,9 @@ TURN = TurnRecord(
     reused=0,
     prefilled=3,
     acceptance_length=1.5,
+    ended_at=1_700_000_001.5,
 )
+LEFT = ForkPoint("turn-1", 3, 1, 2, 1, "kept", 2, (7, 8, 9), ({"role": "user", "content": "é"},))
 
 Planes = dict[str, torch.Tensor]
 
@@ -162,7 +164,7 @@ def everything_free(memory: StateMemory) -> bool:
 
 
 def record_of(ledger: Sequence[int]) -> SessionRecord:
-    """A session with that ledger, one turn, and text that is not ASCII."""
+    """A session with that ledger, one turn, two points where forks can begin, and text that is not ASCII."""
     return SessionRecord(
         id="s-1",
         ledger=tuple(ledger),
@@ -172,4 +174,5 @@ def record_of(ledger: Sequence[int]) -> SessionRecord:
         frontier=max(0, len(ledger) - 1),
         transcript=({"role": "user", "content": "Grüße, 世界 🌍"}, {"role": "assistant", "content": None, "x": b"\0"}),
         turns=(TURN,),
+        fork_points=(*([ForkPoint("turn-1", len(ledger), 2, 0, 1)] if len(ledger) else []), LEFT),
     )

@@ -23,6 +23,7 @@ from tests.state.samples import (
     FINGERPRINT,
     FP32,
     GEOMETRIES,
+    LEFT,
     MIXED,
     TURN,
     WINDOW,
@@ -320,6 +321,15 @@ def test_the_manifest_is_readable_without_geometry_or_payload() -> None:
         ({"turns": (replace(TURN, mode="both"),)}, "manifest.turns[0].mode"),
         ({"turns": (replace(TURN, published=-1),)}, "manifest.turns[0].published"),
         ({"turns": (replace(TURN, acceptance_length=float("inf")),)}, "manifest.turns[0].acceptance_length"),
+        ({"turns": (replace(TURN, ended_at=-1.0),)}, "manifest.turns[0].ended_at"),
+        ({"fork_points": (replace(LEFT, name="two words"),)}, "manifest.fork_points[0].name"),
+        ({"fork_points": (replace(LEFT, ledger=(-1, 8, 9)),)}, "manifest.fork_points[0].ledger"),
+        ({"fork_points": (replace(LEFT, tokens=2),)}, "manifest.fork_points[0]"),
+        ({"fork_points": (replace(LEFT, messages=0),)}, "manifest.fork_points[0]"),
+        ({"fork_points": (replace(LEFT, image=4),)}, "manifest.fork_points[0].image"),
+        ({"fork_points": (replace(LEFT, ledger=()),)}, "manifest.fork_points[0].transcript"),
+        ({"fork_points": (replace(LEFT, ledger=(), transcript=(), tokens=72),)}, "manifest.fork_points[0].tokens"),
+        ({"fork_points": (replace(LEFT, ledger=(), transcript=(), messages=3),)}, "manifest.fork_points[0].messages"),
     ],
 )
 def test_a_record_that_cannot_travel_is_refused_by_name(changes: dict[str, Any], place: str) -> None:

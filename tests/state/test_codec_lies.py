@@ -59,7 +59,7 @@ def test_a_missing_field_of_a_part_is_named(part: str) -> None:
         ("ledger", bytes(4 * (LEDGER_LIMIT + 1)), "manifest.ledger"),
         ("positions", {"rope_delta": 3}, "manifest.positions.rope_delta"),
         ("positions", {"rope_delta": 0, "more": 1}, "manifest.positions.more"),
-        ("media", [{"sha256": bytes(32)}], "manifest.media"),
+        ("media", [{"sha256": bytes(32)}], "manifest.media[0].sha256"),
         ("page_tokens", 16, "manifest.page_tokens"),
         ("fingerprint", {"weights": 1.5}, "manifest.fingerprint.weights"),
         ("fingerprint", ["weights"], "manifest.fingerprint"),

@@ -16,7 +16,14 @@ from state.errors import FormatError
 from state.memory import StateMemory
 from state.session_manifest import LEDGER_LIMIT
 from tests.state.blobs import put_together, read_safetensors, take_apart, words
-from tests.state.golden_session import GOLDEN, GOLDEN_FINGERPRINT, GOLDEN_RECORD, golden_document, golden_state
+from tests.state.golden_session import (
+    GOLDEN,
+    GOLDEN_1_0,
+    GOLDEN_FINGERPRINT,
+    GOLDEN_RECORD,
+    golden_document,
+    golden_state,
+)
 from tests.state.refusals import brought_in
 from tests.state.samples import FINGERPRINT, MIXED, WINDOW, checkpoint_at, memory_of, record_of
 
@@ -104,6 +111,14 @@ def test_the_golden_session_is_written_and_read_for_ever() -> None:
     assert encode_session(fresh, moved, GOLDEN_RECORD, GOLDEN_FINGERPRINT) == golden
 
 
+def test_a_document_of_version_1_0_is_read_for_ever() -> None:
+    fresh = StateMemory(golden_state()[0].geometry, 4, 4, 2)
+    document, moved = brought_in(fresh, GOLDEN_1_0.read_bytes(), GOLDEN_FINGERPRINT, public_rows=170)
+    turns = tuple(replace(turn, ended_at=0.0) for turn in GOLDEN_RECORD.turns)
+    assert document.manifest.session.record() == replace(GOLDEN_RECORD, turns=turns, fork_points=())
+    assert [checkpoint.frontier for checkpoint in moved] == [64, 66]
+
+
 def test_every_byte_of_the_golden_session_is_covered_by_a_digest() -> None:
     golden = GOLDEN.read_bytes()
     for at in range(len(golden)):
@@ -118,7 +133,8 @@ def test_the_page_states_the_magic_the_version_the_sizes_and_every_field_of_the_
     assert MAGIC.hex(" ").upper() in page and f"version {VERSION[0]}.{VERSION[1]}" in page
     assert f"Header, {HEADER.size} bytes" in page and f"{LEDGER_LIMIT:,}" in page
     manifest = take_apart(GOLDEN.read_bytes()).manifest
-    known = [manifest, manifest["session"], manifest["turns"][0], manifest["checkpoints"][0], manifest["segments"][0]]
+    listed = ("turns", "fork_points", "checkpoints", "segments")
+    known = [manifest, manifest["session"], *(manifest[name][0] for name in listed)]
     for fields in known:
         for name in fields:
             assert f"`{name}`" in page, name

@@ -156,6 +156,8 @@ def test_every_method_is_its_route():
         assert client.turns("a/b") == client.checkpoints("a/b") == [{"id": "x"}]
         assert client.session("a/b")["object"] == "list"
         acted = [client.create(), client.create("c"), client.fork("a"), client.fork("a", "b"), client.checkpoint("a")]
+        acted += [client.checkpoint("a", "c"), client.delete_checkpoint("a", "c/d"), client.fork("a", checkpoint="c")]
+        acted += [client.fork("a", "b", turn="t"), client.fork("a", frontier=7)]
         acted += [client.migrate("a"), client.migrate("a", "r2"), client.delete("a")]
         assert all("data" in answer for answer in acted)
         assert client.export("a").startswith(b"{") and client.import_(b"doc", "n") and client.import_(b"doc")
@@ -170,7 +172,12 @@ def test_every_method_is_its_route():
         ("POST", "/v1/sessions", b'{"id":"c"}'),
         ("POST", "/v1/sessions/a/fork", b"{}"),
         ("POST", "/v1/sessions/a/fork", b'{"id":"b"}'),
-        ("POST", "/v1/sessions/a/checkpoints", b""),
+        ("POST", "/v1/sessions/a/checkpoints", b"{}"),
+        ("POST", "/v1/sessions/a/checkpoints", b'{"name":"c"}'),
+        ("DELETE", "/v1/sessions/a/checkpoints/c%2Fd", b""),
+        ("POST", "/v1/sessions/a/fork", b'{"checkpoint":"c"}'),
+        ("POST", "/v1/sessions/a/fork", b'{"id":"b","turn":"t"}'),
+        ("POST", "/v1/sessions/a/fork", b'{"frontier":7}'),
         ("POST", "/v1/sessions/a/migrate", b"{}"),
         ("POST", "/v1/sessions/a/migrate", b'{"to":"r2"}'),
         ("DELETE", "/v1/sessions/a", b""),

@@ -36,6 +36,7 @@ class _Replica:
             RayTransport(cluster, APP, self._name, lambda: Load(1, 0)),
             opened=lambda opened: None,
             fenced=lambda key: None,
+            copies_lost=lambda key, holds: None,
             no_room=lambda message: None,
             offered=lambda offer: None,
             drain=lambda drain: None,

@@ -103,10 +103,17 @@ def _compare(total: Tally, where: str, taken: Taken, calm: Taken, diverged: bool
         return diverged
     same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), len(mine))
     total.tokens_contradicted += max(1, len(mine) - same)
-    asked = f"{taken.step.kind}, {'equal' if prompts[0] == prompts[1] else 'other'} prompts, {dict(taken.step.options)}"
+    asked = f"{taken.step.kind} in {taken.step.branch}, {_prompts(*prompts)}, {dict(taken.step.options)}"
     way = f"{'moved' if taken.moved else 'not moved'}, {heard.resumed} times resumed, {heard.tries} tries"
     total.what.append(
         f"{where}: differs from the undisturbed run from token {same} on, of {len(mine)} and {len(theirs)} ({asked}; "
         f"{way}): {heard.text!r}, undisturbed {usual.text!r}"
     )
     return True
+
+
+def _prompts(mine: tuple[int, ...], theirs: tuple[int, ...]) -> str:
+    if mine == theirs:
+        return "equal prompts"
+    same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), len(mine))
+    return f"prompts of {len(mine)} and {len(theirs)} ids that differ from {same} on"

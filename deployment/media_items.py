@@ -1,0 +1,98 @@
+"""From the files of a request to what the model's tower sees, at the replica, where the model's rules are known.
+
+Two files are decoded at a time, beside the event loop. What a file became is kept for a while: a conversation sends its
+images again with every turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from deployment.engine.errors import CONTEXT_LENGTH_EXCEEDED
+from deployment.errors import RequestError, invalid_media
+from deployment.media import EndsEarly, Video, decode_image, open_video
+from deployment.media_limits import MediaLimits
+from deployment.wire import MediaSource
+from model.errors import MediaError
+from model.media import MediaItem, image_item, video_item
+from model.media_rules import MediaRules
+
+DECODERS = 2
+"""Each takes memory for one item as it was sent, `MediaLimits.pixels` at most."""
+
+KEPT_BYTES = 256 << 20
+"""Of resized pixels."""
+
+
+class MediaItems:
+    """`rules`: those of the model; None: it has no tower. `context`: how many tokens a prompt may have."""
+
+    def __init__(self, rules: MediaRules | None, limits: MediaLimits, context: int) -> None:
+        self._rules = rules
+        self._limits = limits
+        self._context = context
+        self._threads = ThreadPoolExecutor(DECODERS, "media")
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], MediaItem] = OrderedDict()
+        self._bytes = 0
+
+    async def of(self, sources: Sequence[MediaSource]) -> tuple[MediaItem, ...]:
+        """In their order. Raises RequestError (400) naming the content part at fault."""
+        if not sources:
+            return ()
+        if self._rules is None:
+            source = sources[0]
+            message = f"{source.place}: is a part of type {source.kind!r}, but the model is one of text alone"
+            raise invalid_media(message, source.place)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._all, sources, self._rules)
+
+    def _all(self, sources: Sequence[MediaSource], rules: MediaRules) -> tuple[MediaItem, ...]:
+        items: list[MediaItem] = []
+        tokens = 0
+        for source in sources:
+            try:
+                items.append(self._one(source, rules))
+            except MediaError as error:
+                raise invalid_media(f"{source.place}: {error}", source.place) from None
+            tokens += items[-1].embeddings
+            if tokens >= self._context:
+                message = f"the media up to here have {tokens} tokens, but the context limit is {self._context} tokens"
+                raise RequestError(400, CONTEXT_LENGTH_EXCEEDED, f"{source.place}: {message}", source.place)
+        return tuple(items)
+
+    def _one(self, source: MediaSource, rules: MediaRules) -> MediaItem:
+        key = (source.kind, source.sha256)
+        with self._lock:
+            item = self._kept.get(key)
+            if item is not None:
+                self._kept.move_to_end(key)
+                return item
+        item = item_of(source, rules, self._limits)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = item
+                self._bytes += item.pixels.nbytes
+            while self._bytes > KEPT_BYTES:
+                _, gone = self._kept.popitem(last=False)
+                self._bytes -= gone.pixels.nbytes
+        return item
+
+
+def item_of(source: MediaSource, rules: MediaRules, limits: MediaLimits) -> MediaItem:
+    """Raises MediaError."""
+    if source.kind == "image":
+        return image_item(decode_image(source.data, limits), rules)
+    video = open_video(source.data, limits)
+    try:
+        return _sampled(video, video.total, rules)
+    except EndsEarly as early:  # a container may list packets that show nothing
+        return _sampled(video, early.frames, rules)
+
+
+def _sampled(video: Video, total: int, rules: MediaRules) -> MediaItem:
+    indices = rules.sampled_frames(total, video.fps)
+    return video_item(video.frames(indices), indices, video.fps, rules)

@@ -1,0 +1,184 @@
+"""Checkpoints and forks of the past on real engines: a fork says what its parent said, whatever its state is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from deployment.engine.messages import Drop
+from deployment.errors import RequestError
+from deployment.fork_points import ForkAt
+from deployment.forking import MOST_CHECKPOINTS, Forking
+from deployment.held_turn import HeldTurn
+from deployment.ownership.messages import Image, Placed
+from deployment.ownership.words import Member, SessionKey
+from deployment.session import Session
+from deployment.wire import TurnEvent, TurnRequest
+from tests.deployment.in_process import World
+from tests.deployment.places import KEY, Place, ids_of, opened, places, run, told
+
+HOW = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 11, "ignore_eos": True, "tenant": KEY.tenant}
+ASKED = "What is my locker code?"
+_turns = itertools.count()
+
+
+async def heard(place: Place, key: SessionKey, text: str, mode: Any = "append", tokens: int = 10) -> list[TurnEvent]:
+    """One turn."""
+    return await told(await begun(place, key, text, mode, tokens))
+
+
+async def begun(place: Place, key: SessionKey, text: str, mode: Any = "append", tokens: int = 10) -> HeldTurn:
+    message = {"role": "user", "content": text}
+    return await place.begin(TurnRequest(f"{next(_turns):032x}", mode, (message,), key, max_tokens=tokens, **HOW))
+
+
+async def say(place: Place, key: SessionKey, text: str, mode: Any = "append") -> tuple[int, ...]:
+    return ids_of(await heard(place, key, text, mode))
+
+
+async def first_turns(place: Place) -> tuple[Session, tuple[int, ...]]:
+    """A session with a checkpoint after its first turn, and what it said in its second one."""
+    await say(place, KEY, "My locker code is 4172.", "history")
+    await Forking(place.service, place.keeper).checkpoint(place.session, "one")
+    return place.session, await say(place, KEY, ASKED)
+
+
+async def fork(place: Place, at: ForkAt, session: Session | None = None) -> SessionKey:
+    key = SessionKey(KEY.tenant, f"child-{next(_turns)}")
+    await Forking(place.service, place.keeper).fork(session or place.session, key, at)
+    return key
+
+
+async def acquired(world: World, place: Place) -> Session:
+    placed = await place.replica.link.locate(KEY)
+    assert isinstance(placed, Placed)
+    session, _ = await place.keeper.acquire(KEY, placed, must_exist=True)
+    return session
+
+
+async def refused(work: Awaitable[Any]) -> tuple[int, str]:
+    with pytest.raises(RequestError) as caught:
+        await work
+    return caught.value.refused.status, caught.value.refused.code
+
+
+def test_a_fork_of_the_past_goes_on_as_its_parent_did_with_the_state_that_was_there():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            session, second = await first_turns(a)
+            first = session.turns[0]
+            for at in (ForkAt(checkpoint="one"), ForkAt(turn=first.id), ForkAt(frontier=first.frontier)):
+                key = await fork(a, at)
+                child = a.keeper.held(key)
+                assert child is not None and child.ledger == session.ledger[: first.frontier + 1]
+                assert child.transcript == session.transcript[:2] and [turn.id for turn in child.turns] == [first.id]
+                assert max(frontier for _, frontier in child.checkpoints) == first.frontier
+                events = await heard(a, key, ASKED)
+                assert ids_of(events) == second
+                assert opened(events).reused >= first.frontier
+            assert await say(a, KEY, "Thanks.") and len(session.turns) == 3, "the parent is as it was"
+
+    run(steps)
+
+
+def test_a_checkpoint_outlives_its_replica_and_a_history_that_leaves_it():
+    async def steps() -> None:
+        async with places() as (world, (a, b)):
+            _, second = await first_turns(a)
+            await say(a, KEY, "Something else.", "history")
+            a.die()
+            session = await acquired(world, b)
+            first = session.turns[0].id
+            assert await refused(fork(b, ForkAt(turn=session.turns[1].id), session)) == (409, "turn_left")
+            for at in (ForkAt(checkpoint="one"), ForkAt(turn=first)):
+                assert await say(b, await fork(b, at, session), ASKED) == second
+
+    run(steps)
+
+
+@pytest.mark.parametrize("where", ["host store", "nowhere"])
+def test_a_fork_whose_state_the_device_has_let_go_of_is_made_of_what_is_left(where: str):
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            session, second = await first_turns(a)
+            await a.service.call(Drop("d", session.engine_id))
+
+            async def nothing(member: Member, key: SessionKey) -> tuple[Image, ...]:
+                return ()
+
+            if where == "nowhere":
+                a.replica.link.images = nothing
+            key = await fork(a, ForkAt(checkpoint="one"))
+            child = a.keeper.held(key)
+            assert child is not None and bool(child.checkpoints) == (where == "host store")
+            assert await say(a, key, ASKED) == second
+
+    run(steps)
+
+
+def test_a_move_brings_the_state_of_all_checkpoints():
+    async def steps() -> None:
+        async with places() as (world, (a, b)):
+            session, second = await first_turns(a)
+            await Forking(a.service, a.keeper).checkpoint(session, "two")
+            await say(a, KEY, "Thanks.")
+            frontiers = [turn.frontier for turn in session.turns[:2]]
+            await a.move(b)
+            moved = await acquired(world, b)
+            for at, frontier in zip((ForkAt(checkpoint="one"), ForkAt(checkpoint="two")), frontiers, strict=True):
+                key = await fork(b, at, moved)
+                child = b.keeper.held(key)
+                assert child is not None and ("explicit", frontier) in child.checkpoints
+                assert at.checkpoint != "one" or await say(b, key, ASKED) == second
+
+    run(steps)
+
+
+def test_a_checkpoint_that_was_deleted_is_not_found_and_holds_no_memory():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            session, _second = await first_turns(a)
+            forking = Forking(a.service, a.keeper)
+            kept = [point.image for point in session.fork_points if point.name == "one"]
+            assert kept == [session.turns[0].frontier]
+            await forking.delete_checkpoint(session, "one")
+            assert await refused(forking.delete_checkpoint(session, "one")) == (404, "checkpoint_not_found")
+            assert await refused(fork(a, ForkAt(checkpoint="one"))) == (404, "checkpoint_not_found")
+            assert "explicit" not in [kind for kind, _ in session.checkpoints]
+
+    run(steps)
+
+
+def test_what_cannot_be_kept_is_refused_by_name():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            forking = Forking(a.service, a.keeper)
+            empty = await a.keeper.create_empty(SessionKey(KEY.tenant, "empty"))
+            assert await refused(forking.checkpoint(empty, None)) == (409, "session_empty")
+            session, _second = await first_turns(a)
+            assert await refused(forking.checkpoint(session, "one")) == (409, "checkpoint_exists")
+            made = [await forking.checkpoint(session, None) for _ in range(MOST_CHECKPOINTS - 1)]
+            assert len({point.name for point in made}) == MOST_CHECKPOINTS - 1
+            assert await refused(forking.checkpoint(session, None)) == (409, "too_many_checkpoints")
+            session.moving = True
+            assert await refused(forking.checkpoint(session, "x")) == (409, "session_busy")
+
+    run(steps)
+
+
+def test_the_past_can_be_forked_while_a_turn_runs_but_not_kept():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            session, second = await first_turns(a)
+            long = await begun(a, KEY, "Count from 3 in steps of 2, 60 numbers.", tokens=200)
+            assert await refused(Forking(a.service, a.keeper).checkpoint(session, "x")) == (409, "session_busy")
+            child = await fork(a, ForkAt(checkpoint="one"))
+            assert session.running is long
+            assert await say(a, child, ASKED) == second
+            long.cancel()
+            await long.ended()
+
+    run(steps)

@@ -1,0 +1,144 @@
+"""Turns with images and video from a request's content parts to tokens: transformers' greedy continuation of what its
+own processors make of the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deployment.engine.messages import Finished, Submit
+from deployment.engine.options import EngineOptions
+from deployment.engine.service import EngineService
+from deployment.media_intake import MediaIntake
+from deployment.media_limits import MediaLimits
+from deployment.prompting import Prompter
+from deployment.turns import Prompt
+from deployment.wire import TurnRequest
+from model.tokenizer import Tokenizer
+from tests.deployment.media_files import animation, noise, picture
+from tests.deployment.seeing_text import IMAGE, TOKENS, VIDEO, write_text
+from tests.model.parity import randomise
+from tests.model.test_vision import TEXT, VISION
+
+NEW_TOKENS = 8
+SIZES = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+CONSTANTS = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
+PIXELS = {"size": {"shortest_edge": 64, "longest_edge": 1 << 16}}
+# Sides are multiples of a merged patch's, so that nothing is resized.
+FIRST, SECOND = picture(24, 40), picture(16, 32, "WebP", lossless=True)
+FRAMES = [noise(16, 24, 3, seed=i) for i in range(4)]
+
+
+class Seeing:
+    """A tiny random model that sees, served in this process, and transformers' of the same weights."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+        write_text(directory)
+        ids = dict(zip(TOKENS, map(Tokenizer.load(directory).id_of, TOKENS), strict=True))
+        named = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+        config: Any = dict(zip(named, ids.values(), strict=True))
+        text = dict(TEXT) | {"vocab_size": max(i for i in ids.values() if i is not None) + 1}
+        made = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=dict(VISION), **config))
+        self.theirs: Any = made.eval().float()
+        randomise(self.theirs, 1)
+        self.theirs.save_pretrained(directory)
+        (directory / "preprocessor_config.json").write_text(json.dumps(SIZES | CONSTANTS | PIXELS))
+        frames = {"fps": 2, "min_frames": 4, "max_frames": 8}
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(SIZES | CONSTANTS | PIXELS | frames))
+        self.service = EngineService.start(EngineOptions(directory, lanes=2, context=256))
+        self.prompter = Prompter(self.service, accept_new_weights=False)
+        self.ids = ids
+
+    def prompt(self, *parts: dict[str, Any]) -> Prompt:
+        async def steps() -> Prompt:
+            request = TurnRequest("t", "history", ({"role": "user", "content": list(parts)},))
+            return await self.prompter.alone(await MediaIntake(MediaLimits()).taken(request, 1000))
+
+        return asyncio.run(steps())
+
+    def continued(self, prompt: Prompt) -> tuple[int, ...]:
+        async def steps() -> Finished:
+            submit = Submit("t", prompt.ids, max_tokens=NEW_TOKENS, ignore_eos=True, media=prompt.media)
+            last = None
+            async for event in self.service.turn(submit):
+                last = event
+            assert isinstance(last, Finished), last
+            return last
+
+        return asyncio.run(steps()).token_ids
+
+    def oracle(self, prompt: Prompt, images: list[bytes], frames: list[np.ndarray]) -> tuple[int, ...]:
+        ids = torch.tensor(prompt.ids)
+        kinds = (ids == self.ids[IMAGE]) + 2 * (ids == self.ids[VIDEO])
+        inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+        inputs["mm_token_type_ids"] = kinds.int()[None]
+        if images:
+            given = self._processed([Image.open(io.BytesIO(data)) for data in images])
+            inputs |= {"pixel_values": given["pixel_values"], "image_grid_thw": given["image_grid_thw"]}
+        if frames:
+            # Its video processor needs torchvision. Each frame as an image stands on both places of a patch in time.
+            alone = self._processed([Image.fromarray(frame) for frame in frames])
+            (_, rows, columns), each = alone["image_grid_thw"][0].tolist(), alone["pixel_values"]
+            each = each.unflatten(0, (len(frames), -1)).unflatten(2, (3, 2, -1))
+            pairs = torch.stack((each[::2, :, :, 0], each[1::2, :, :, 1]), dim=3)
+            inputs["pixel_values_videos"] = pairs.flatten(2).flatten(0, 1)
+            inputs["video_grid_thw"] = torch.tensor([[len(frames) // 2, rows, columns]])
+        with torch.no_grad():
+            out = self.theirs.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+        return tuple(out[0, len(ids) :].tolist())
+
+    def _processed(self, images: list[Image.Image]) -> Any:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        settings: Any = SIZES | CONSTANTS | PIXELS
+        return Qwen2VLImageProcessorPil(**settings)(images, return_tensors="pt")
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    made = Seeing(tmp_path_factory.mktemp("seeing"))
+    yield made
+    made.service.close()
+
+
+def part(data: bytes, media_type: str, kind: str = "image_url") -> dict[str, Any]:
+    url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return {"type": kind, kind: {"url": url}}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    "parts, images, frames",
+    [
+        ([said("See: "), part(FIRST, "image/png"), said(" What is it?")], [FIRST], []),
+        ([part(FIRST, "image/png"), said("and"), part(SECOND, "image/webp")], [FIRST, SECOND], []),
+        ([part(animation(FRAMES, "PNG", 500), "image/png", "video_url"), said("Tell.")], [], FRAMES),
+        (
+            [part(animation(FRAMES, "PNG", 500), "image/png", "video_url"), said("and"), part(FIRST, "image/png")],
+            [FIRST],
+            FRAMES,
+        ),
+    ],
+    ids=["an image", "two images", "a video", "a video and an image"],
+)
+def test_a_request_s_tokens_are_those_of_transformers_for_the_same_bytes(
+    parts: list[dict[str, Any]], images: list[bytes], frames: list[np.ndarray], seeing: Seeing
+) -> None:
+    prompt = seeing.prompt(*parts)
+    assert len(prompt.media) == len(images) + bool(frames)
+    assert seeing.continued(prompt) == seeing.oracle(prompt, images, frames)

@@ -1,0 +1,150 @@
+"""All stores that a session's owner writes to are void at once: it is told, and what it has counts only if nobody can
+have published anything since."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployment.ownership.messages import Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
+from deployment.ownership.owner import Owner, State
+from state.errors import StateError
+from tests.ownership.by_hand import KEY, Hand, a_round, began
+from tests.ownership.test_by_name import fall_silent
+
+
+def bereft(*published: int) -> tuple[Hand, Owner, Unavailable]:
+    """An owner that has published so much, and whose copies are lost."""
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began(), *(a_round(3 + n, token) for n, token in enumerate(published)))
+    hand.told.clear()
+    hand.lose_arenas("a", "b")
+    hand.tick(owner)
+    (told,) = hand.told
+    assert isinstance(told, Unavailable)
+    return hand, owner, told
+
+
+def test_owner_whose_stores_are_all_void_is_told_so_and_waits_for_no_receipt():
+    hand, owner, told = bereft(10)
+    assert owner.state is State.BARREN and told.holds == owner.epoch
+    with pytest.raises(StateError, match="without a copy"):
+        owner.append([a_round(4, 11)], hand.now)
+
+
+def test_owner_whose_round_waits_for_receipts_is_told_so_too():
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began())
+    hand.away = {"a", "b"}
+    hand.append(owner, a_round(3, 10))
+    hand.away.clear()
+    hand.lose_arenas("a", "b")
+    for _ in range(8):
+        hand.tick(owner)
+    assert owner.state is State.BARREN and owner.committed.sequence == 1
+
+
+def test_word_that_was_lost_is_said_again_when_the_owner_reports_the_session():
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began())
+    hand.lose_arenas("a", "b")
+    assert len(hand.directory.reconcile(hand.now)) == 1, "it is sent, and does not come"
+    hand.tick(owner, 5.0)
+    assert owner.state is State.OPEN, "nobody repeats it to an owner that says nothing"
+    hand.renew(owner)
+    hand.tick(owner)
+    assert owner.state is State.BARREN
+
+
+def test_owner_that_alone_can_have_published_gives_the_session_new_copies_of_what_it_has():
+    hand, owner, told = bereft(10)
+    again = hand.owner("r1")
+    assert isinstance(hand.claim(again, "a"), Lost), "without its word for it, nothing says what the session is"
+    opened = hand.take(again, "a", holds=told.holds)
+    assert opened.epoch > owner.epoch and opened.records == () and not opened.continues
+    assert hand.append(again, a_round(3, 10)) == 1
+    placed = hand.directory.locate(KEY, hand.now)
+    assert isinstance(placed, Placed) and placed.owner == "r1"
+
+
+def test_nobody_else_may_say_what_the_session_is_while_its_owner_lives_or_after():
+    hand, _, told = bereft(10)
+    assert isinstance(hand.claim(hand.owner("r2"), "b", holds=told.holds), Taken)
+    hand.directory.replica_exited("r1")
+    assert isinstance(hand.claim(hand.owner("r2"), "b", holds=told.holds), Lost)
+    assert isinstance(hand.claim(hand.owner("r2"), "b", anew=True), Grant), "a full history may"
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["known", "never heard"])
+def test_owner_that_slept_through_anothers_tenure_may_not_bring_back_an_older_state(heard: bool):
+    hand = Hand("a", "b")
+    sleeper, other = hand.owner("r1"), hand.owner("r2")
+    hand.take(sleeper, "a")
+    hand.append(sleeper, began(), a_round(3, 10))
+    held = sleeper.epoch
+    fall_silent(hand)
+    grant = hand.claim(other, "b")
+    assert isinstance(grant, Grant)
+    if not heard:
+        hand.away.add("head")
+    hand.carry(other, other.granted(grant, hand.now))
+    other.loaded()
+    assert hand.append(other, a_round(4, 20)) == 3
+    hand.away.clear()
+    hand.directory.replica_exited("r2")
+    hand.lose_arenas("a", "b")
+    hand.renew(sleeper)
+    hand.tick(sleeper)
+    assert sleeper.state is (State.FENCED if heard else State.BARREN), "and no store is left to tell it"
+    assert isinstance(hand.claim(hand.owner("r1"), "a", holds=held), Lost)
+
+
+def test_directory_that_was_started_again_cannot_know_and_gives_the_session_up():
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began(), a_round(3, 10))
+    hand.start_directory()
+    hand.lose_arenas("a", "b")
+    hand.tick(owner)
+    assert owner.state is State.BARREN
+    assert isinstance(hand.claim(hand.owner("r1"), "a", holds=owner.epoch), Lost)
+
+
+def test_nothing_is_said_to_be_lost_while_a_store_that_has_not_answered_may_know_a_later_set():
+    hand = Hand("a", "b", "c")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began(), a_round(3, 10))
+    second = next(member.node for member in owner.grant.members if member.node != "a")  # pyright: ignore
+    third = ({"b", "c"} - {second}).pop()
+    hand.away.add(third)
+    hand.start_directory()
+    hand.lose_arenas("a", second)
+    hand.directory.replica_exited("r1")
+    assert isinstance(hand.claim(hand.owner("r2"), "a", anew=True), Wait)
+    hand.directory.node_died(third)
+    assert isinstance(hand.claim(hand.owner("r2"), "a", anew=True), Grant)
+
+
+def test_takeover_whose_stores_are_all_lost_meanwhile_is_not_waited_for():
+    hand = Hand("a", "b")
+    first, second = hand.owner("r1"), hand.owner("r2")
+    hand.take(first, "a")
+    hand.append(first, began(), a_round(3, 10))
+    hand.directory.replica_exited("r1")
+    hand.away = {"a", "b"}
+    grant = hand.claim(second, "b")
+    assert isinstance(grant, Grant)
+    hand.told.clear()
+    hand.carry(second, second.granted(grant, hand.now))
+    hand.away.clear()
+    hand.lose_arenas("a", "b")
+    hand.tick(second)
+    assert second.state is State.BARREN and not any(isinstance(told, Opened) for told in hand.told)
+    assert [told.holds for told in hand.told if isinstance(told, Unavailable)] == [None]
