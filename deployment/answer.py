@@ -90,13 +90,16 @@ class Answer:
 
     def usage(self, closed: Sequence[Closed]) -> dict[str, Any]:
         """Of all choices; the prompt, which they share, counts once."""
-        prompt, completion = self.opened.prompt_tokens, sum(one.completion_tokens for one in closed)
         return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+            **self.used(sum(one.completion_tokens for one in closed)),
             "prompt_tokens_details": {"cached_tokens": self.opened.reused},
+            "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in closed)},
         }
+
+    def used(self, completion: int) -> dict[str, Any]:
+        """So far; `completion`: tokens of all choices."""
+        prompt = self.opened.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def additions(self, closed: Closed) -> dict[str, Any]:
         session = {"session": _session_object(closed.session, self.opened.replica)} if closed.session else {}
@@ -120,9 +123,11 @@ def _session_object(facts: SessionFacts, replica: str) -> dict[str, Any]:
 
 
 def ending(closed: Closed) -> dict[str, Any]:
-    return {"finish_reason": FINISH[closed.finish_reason], "stop_reason": closed.stop_reason}
+    """A turn that ended by itself after calls waits for their results."""
+    reason = "tool_calls" if closed.calls and closed.finish_reason == "stop" else FINISH[closed.finish_reason]
+    return {"finish_reason": reason, "stop_reason": closed.stop_reason}
 
 
-def finite(logprob: float) -> float:
-    """The interface's numbers are finite: what is impossible has -9999."""
-    return max(logprob, -9999.0)
+def finite(logprob: float | None) -> float | None:
+    """The interface's numbers are finite: what is impossible has -9999. None: there is none."""
+    return None if logprob is None else max(logprob, -9999.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployment.answer import Answer, Choices, ending, finite
+from deployment.parsing.turn_text import ToolCall, assistant_message
 from deployment.wire import Closed, Delta, Opened, TokenFact
 
 _CHUNK = "chat.completion.chunk"
@@ -29,7 +30,7 @@ class ChatFormat:
         return [self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(self.opened.choices)]
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
-        part = _text(delta.reasoning, delta.content)
+        part = _text(delta.reasoning, delta.content) | _calls(delta.calls)
         if not part and not delta.logprobs:
             return None
         return self._chunk(delta.choice, part, logprobs=_logprobs(delta.logprobs))
@@ -50,9 +51,8 @@ class ChatFormat:
 def _choice(deltas: Sequence[Delta], closed: Closed) -> dict[str, Any]:
     content = "".join(part.content for part in (*deltas, closed))
     reasoning = "".join(part.reasoning for part in (*deltas, closed))
-    message = {"role": "assistant", "content": content, "refusal": None}
-    if reasoning:
-        message["reasoning_content"] = reasoning
+    calls = [call for delta in deltas for call in delta.calls]
+    message = assistant_message(reasoning, content, calls) | {"refusal": None}
     logprobs = _logprobs([fact for delta in deltas for fact in delta.logprobs])
     return {"index": closed.choice, "message": message, "logprobs": logprobs, **ending(closed)}
 
@@ -61,11 +61,16 @@ def _text(reasoning: str, content: str) -> dict[str, Any]:
     return {name: text for name, text in (("reasoning_content", reasoning), ("content", content)) if text}
 
 
+def _calls(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Each comes in one piece: whether text is a call is known when it is whole."""
+    return {"tool_calls": [{"index": call.index, **call.object} for call in calls]} if calls else {}
+
+
 def _logprobs(facts: Sequence[TokenFact]) -> dict[str, Any] | None:
     if not facts:
         return None
 
-    def entry(data: bytes, logprob: float) -> dict[str, Any]:
+    def entry(data: bytes, logprob: float | None) -> dict[str, Any]:
         text = data.decode("utf-8", errors="replace")
         return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 

@@ -15,9 +15,15 @@ _KIND = "text_completion"
 
 @dataclass(frozen=True)
 class CompletionFormat:
-    """Offsets of tokens in `logprobs.text_offset` count from the beginning of their choice's text in this object."""
+    """Offsets of tokens in `logprobs.text_offset` count from the beginning of their choice's text in this object.
+
+    `scored`: log-probabilities were asked for, so that those of a prompt that is told come with it. `answered`: whether
+    anything was to be generated; if not, what the engine did is not told.
+    """
 
     opened: Opened
+    scored: bool = False
+    answered: bool = True
 
     @property
     def answer(self) -> Answer:
@@ -26,10 +32,14 @@ class CompletionFormat:
     def whole(self, choices: Choices) -> dict[str, Any]:
         closed = choices.ended
         listed = [self._choice(deltas, one) for deltas, one in zip(choices.deltas, closed, strict=True)]
-        return self.answer.whole(_KIND, listed, closed)
+        document = self.answer.whole(_KIND, listed, closed)
+        return document if self.answered else {**document, "usage": self.answer.usage(())}
 
     def first(self) -> list[dict[str, Any]]:
-        return []
+        if not self.opened.echo:
+            return []
+        prompt, logprobs = self._prompt, _logprobs(self.opened.echo if self.scored else ())
+        return [self._chunk(choice, prompt, logprobs=logprobs) for choice in range(self.opened.choices)]
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         if not delta.content and not delta.logprobs:
@@ -42,14 +52,39 @@ class CompletionFormat:
     def usage_chunk(self, closed: Sequence[Closed]) -> dict[str, Any]:
         return {**self.answer.object(_KIND), "choices": [], "usage": self.answer.usage(closed)}
 
+    @property
+    def _prompt(self) -> str:
+        return b"".join(fact.data for fact in self.opened.echo).decode("utf-8", errors="replace")
+
     def _choice(self, deltas: Sequence[Delta], closed: Closed) -> dict[str, Any]:
-        text = "".join(part.content for part in (*deltas, closed))
-        logprobs = _logprobs([fact for delta in deltas for fact in delta.logprobs])
-        return {"index": closed.choice, "text": text, "logprobs": logprobs, **ending(closed)}
+        text = "".join(part.content for part in (*deltas, closed)) if self.answered else ""
+        facts = [fact for delta in deltas for fact in delta.logprobs] if self.answered else []
+        logprobs = _logprobs([*(self.opened.echo if self.scored else ()), *facts])
+        return {"index": closed.choice, "text": self._prompt + text, "logprobs": logprobs, **ending(closed)}
 
     def _chunk(self, index: int, text: str, **more: Any) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None, **more}
         return {**self.answer.object(_KIND), "choices": [choice]}
+
+
+def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The whole answers of several prompts as one: their choices in the prompts' order, and what they used in all."""
+    if len(documents) == 1:
+        return documents[0]
+    choices: list[dict[str, Any]] = []
+    for document in documents:
+        additions = {"meta_info": document["meta_info"]} if "meta_info" in document else {}
+        for choice in document["choices"]:
+            choices.append({**choice, **additions, "index": len(choices)})
+    whole = {name: value for name, value in documents[0].items() if name != "meta_info"}
+    return {**whole, "choices": choices, "usage": _sum([document["usage"] for document in documents])}
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: _sum([usage[name] for usage in usages]) if isinstance(value, dict) else sum(u[name] for u in usages)
+        for name, value in usages[0].items()
+    }
 
 
 def _logprobs(facts: Sequence[TokenFact]) -> dict[str, Any] | None:
@@ -60,9 +95,16 @@ def _logprobs(facts: Sequence[TokenFact]) -> dict[str, Any] | None:
     return {
         "tokens": tokens,
         "token_logprobs": [finite(fact.logprob) for fact in facts],
-        "top_logprobs": [{_shown(data): finite(logprob) for data, logprob in fact.top} for fact in facts],
+        "top_logprobs": [_alternatives(fact) for fact in facts],
         "text_offset": offsets,
     }
+
+
+def _alternatives(fact: TokenFact) -> dict[str, float | None] | None:
+    """None of the first token of a prompt. Of tokens that look alike, parts of a character, the best one counts."""
+    if fact.logprob is None:
+        return None
+    return {_shown(data): finite(logprob) for data, logprob in reversed(fact.top)}
 
 
 def _shown(data: bytes) -> str:

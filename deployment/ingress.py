@@ -3,6 +3,7 @@
 
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,16 +14,21 @@ from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
+from deployment.anthropic_messages.api import MessagesApi
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.openai_responses.api import ResponsesApi
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.server_objects import listed, replica_object
 from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
+from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi
 from deployment.wire import ReplicaInfo, Route
+
+VERSION = version("dflash-serve")
 
 api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
 
@@ -59,14 +65,20 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
 @serve.ingress(api)
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
-        self._model = args.model_id
         context = serve.get_replica_context()
         cluster = Cluster(context.app_name, args.durable)
         me = context.replica_id.unique_id
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
-        self._replicas = Replicas(engine, cluster)
-        self._turns = TurnApi(self._replicas, cluster, self._model, last_call, args.media_limits)
-        self._sessions = SessionApi(self._replicas, cluster, args.host_store_bytes)
+        self.connect(Replicas(engine, cluster), cluster, args, last_call)
+
+    def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
+        self._model = model = args.model_id
+        self._replicas = replicas
+        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits)
+        self._tokens = TokenApi(replicas, self._turns, model)
+        self._messages = MessagesApi(self._turns, self._tokens)
+        self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
+        self._responses = ResponsesApi(self._turns, self._tokens, self._sessions, replicas, model)
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -139,7 +151,53 @@ class Ingress:
     async def fork_session(self, request: Request, name: str) -> Any:
         return await self._sessions.fork(request, name)
 
+    @api.post("/v1/responses")
+    async def create_response(self, request: Request) -> Response:
+        return await self._responses.create(request)
+
+    @api.post("/v1/responses/input_tokens")
+    async def count_input_tokens(self, request: Request) -> Any:
+        return await self._responses.count(request)
+
+    @api.get("/v1/responses/{name}")
+    async def get_response(self, request: Request, name: str) -> Any:
+        return await self._responses.show(request, name)
+
+    @api.delete("/v1/responses/{name}")
+    async def delete_response(self, request: Request, name: str) -> Any:
+        return await self._responses.delete(request, name)
+
+    @api.get("/v1/responses/{name}/input_items")
+    async def list_input_items(self, request: Request, name: str) -> Any:
+        return await self._responses.inputs(request, name)
+
+    @api.post("/v1/responses/{name}/cancel")
+    async def cancel_response(self, request: Request, name: str) -> Any:
+        return await self._responses.cancel(request, name)
+
+    @api.post("/v1/messages")
+    async def messages(self, request: Request) -> Response:
+        return await self._messages.create(request)
+
+    @api.post("/v1/messages/count_tokens")
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._messages.count(request)
+
+    # ------------------------------------------------------------------------------------------------ tokens
+
+    @api.post("/tokenize")
+    async def tokenize(self, request: Request) -> Any:
+        return await self._tokens.encode(request)
+
+    @api.post("/detokenize")
+    async def detokenize(self, request: Request) -> Any:
+        return await self._tokens.decode(request)
+
     # ------------------------------------------------------------------------------------------------ server
+
+    @api.get("/version")
+    async def get_version(self) -> Any:
+        return {"version": VERSION}
 
     @api.get("/v1/models")
     async def list_models(self) -> Any:

@@ -12,7 +12,10 @@ MAX_DEPTH = 16
 """Nesting of a request body. What a session keeps of it lies deeper in a manifest, which has a limit of its own."""
 
 MAX_SCHEMA_DEPTH = 64
-"""The same for what lies in `response_format`, of which a session keeps nothing."""
+"""The same for schemas, which a session keeps as text, if at all."""
+
+_SCHEMAS = ("response_format", "tools")
+"""The fields that hold them."""
 
 
 def read_json(body: bytes) -> Any:
@@ -37,7 +40,7 @@ def _refuse_constant(name: str) -> Any:
 
 def _check_plain(value: Any, place: tuple[str | int, ...]) -> None:
     wrong = ""
-    limit = MAX_SCHEMA_DEPTH if place[:1] == ("response_format",) else MAX_DEPTH
+    limit = MAX_SCHEMA_DEPTH if place[:1] and place[0] in _SCHEMAS else MAX_DEPTH
     if len(place) > limit:
         place, wrong = place[:1], f"is nested deeper than {limit} levels"
     elif isinstance(value, dict):

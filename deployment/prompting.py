@@ -11,9 +11,11 @@ from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, unknown_session
 from deployment.media_items import MediaItems
 from deployment.media_limits import MediaLimits
+from deployment.parsing.turn_text import think_is_open
 from deployment.session import Session
 from deployment.shown_media import ShownMedia
-from deployment.turns import Prompt, append, full_history, think_is_open
+from deployment.turn_records import tools_sha256
+from deployment.turns import Prompt, append, full_history
 from deployment.wire import TurnRequest
 from model.errors import MediaError
 from model.media import MediaItem
@@ -36,6 +38,14 @@ class Prompter:
         items = await self._media.of(request.media)
         return await asyncio.to_thread(self._history, request, items)
 
+    async def encoded(self, request: TurnRequest) -> tuple[int, ...]:
+        """The prompt's ids, however long it is, and nothing that takes longer to find. RequestError (400)."""
+        if request.mode == "prompt":
+            asked, encode = request.prompt, self._service.tokenizer.encode
+            return tuple(await asyncio.to_thread(encode, asked)) if isinstance(asked, str) else asked
+        items = await self._media.of(request.media)
+        return (await asyncio.to_thread(self._rendered, request, items, 1)).ids
+
     async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         """The prompt of an append turn, which goes on from the session's ledger; the first turn of a session has
         nothing to go on from. RequestError: 400, 404, or 409 if something else made
@@ -50,23 +60,30 @@ class Prompter:
             return self._history(request, items)
         if session.foreign is not None:
             self._check_foreign(session, session.foreign.mismatch)
+        _check_tools(request, session)
         return self._append(request, session, items)
 
     def _history(self, request: TurnRequest, items: Sequence[MediaItem]) -> Prompt:
+        prompt = self._rendered(request, items, self._service.context_limit)
+        self._check_length(prompt)
+        return prompt
+
+    def _rendered(self, request: TurnRequest, items: Sequence[MediaItem], limit: int) -> Prompt:
         service = self._service
         try:
-            prompt = full_history(
+            return full_history(
                 service.chat_template,
                 service.tokenizer,
                 request.messages,
                 enable_thinking=request.enable_thinking,
-                limit=service.context_limit,
+                preserve_thinking=request.preserve_thinking,
+                tools=request.tools.tools if request.tools is not None else None,
+                limit=limit,
+                continues=request.continues,
                 shown=ShownMedia(service.vision, items),
             )
         except ValueError as error:
             raise invalid(f"messages: {error}", "messages") from None
-        self._check_length(prompt)
-        return prompt
 
     def _check_foreign(self, session: Session, mismatch: Mismatch) -> None:
         """Decision 23: what an append turn may go on from. RequestError (409) naming the field."""
@@ -126,3 +143,13 @@ class Prompter:
         prompt = Prompt(ids, len(ids))
         self._check_length(prompt, "prompt")
         return prompt
+
+
+def _check_tools(request: TurnRequest, session: Session) -> None:
+    """An append turn may call the tools that its session's prompt names. RequestError (400)."""
+    rendered = next((turn for turn in reversed(session.turns) if turn.mode != "append"), None)
+    rendered = rendered or next(iter(session.turns), None)
+    known = (rendered.request.get("tools") or {}).get("source") if rendered is not None else None
+    if request.tools is not None and tools_sha256(request.tools) != known:
+        what = "other tools than these" if known else "no tools"
+        raise invalid(f"tools: the session's prompt has {what}; send the full history to change them", "tools")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ray.exceptions import RayError
 
+from deployment.answer_text import told_in_all, turn_text
 from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.transport import Cluster
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
@@ -27,7 +28,6 @@ from deployment.ownership.words import Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
-from deployment.turns import TurnText
 from state.errors import StateError
 from state.session_record import SessionRecord
 
@@ -118,14 +118,14 @@ class Rebuilder:
         if finished is None or not (finished.token_ids or finished.hidden_ids):
             return
         request, prompt = turn.request(session.key), turn.prompt(session.media)
-        text = TurnText(self._service.tokenizer, prompt.opener)
+        text = turn_text(self._service.tokenizer, request, prompt, 0)
         text.push(finished.token_ids, finished.text_cut)
         text.flush()
         seed, ended = turn.began.seed, turn.course(0).ended
         record = turn_record(
             request, self._replica, request.turn, seed, None, finished, ended.at if ended is not None else 0.0
         )
-        session.book(prompt, finished, (*request.messages, text.message), record)
+        session.book(prompt, finished, told_in_all(request, text), record)
 
     async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
         """None if the copies may have more of its state than what came."""

@@ -45,6 +45,7 @@ from deployment.turn_table import TurnTable
 from deployment.wire import (
     Adopted,
     Elsewhere,
+    Encoded,
     ExportedSession,
     Movement,
     NotHere,
@@ -130,12 +131,13 @@ class EngineReplica:
         self._drainer = Drainer(self._keeper)
         self._forking = Forking(self._service, self._keeper)
         self._lanes = args.lanes
+        self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
             self._id,
             self._model,
             self._service,
             self._keeper,
-            Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits),
+            self._prompter,
             self._turns,
             args.detach_seconds,
             call_later,
@@ -238,6 +240,25 @@ class EngineReplica:
         async with aclosing(_events(held, after)) as answers:
             async for answer in answers:
                 yield answer
+
+    # ------------------------------------------------------------------------------------------------ tokens
+
+    async def encode(self, route: Route, request: TurnRequest) -> Encoded | Refused:
+        """The prompt that a turn would have."""
+        try:
+            ids = await self._prompter.encoded(request)
+        except RequestError as error:
+            return error.refused
+        return Encoded(ids, tuple(map(self._service.tokenizer.spelled, ids)), self._service.context_limit)
+
+    async def decode(self, route: Route, ids: tuple[int, ...]) -> str | Refused:
+        """The text of ids, special tokens as they are spelled."""
+        tokenizer = self._service.tokenizer
+        wrong = next((token for token in ids if token >= tokenizer.public_rows), None)
+        if wrong is not None:
+            what = f"token id {wrong} is unknown; the tokenizer's ids are below {tokenizer.public_rows}"
+            return Refused(400, engine_errors.INVALID_REQUEST, f"tokens: {what}", "tokens")
+        return b"".join(map(tokenizer.spelled, ids)).decode("utf-8", errors="replace")
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -344,6 +365,19 @@ class EngineReplica:
         self._turns.forget(key)
         return True
 
+    async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> bool | NotHere | Refused:
+        """Ends a session's running turn at its next commit boundary, and returns once it is over."""
+        return await self._asked(self._cancel_turn(route, key, turn))
+
+    async def _cancel_turn(self, route: Route, key: SessionKey, turn: str) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        running = session.running
+        if running is None or running.id != turn:
+            raise RequestError(409, "turn_over", f"turn {turn!r} does not run, so that it cannot be cancelled", "turn")
+        running.cancel()
+        await running.ended()
+        return True
+
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:
         """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""
         return await self._asked(self._session_info(route, key))
@@ -378,4 +412,6 @@ class EngineReplica:
             sessions=len(self._keeper),
             running=self._turns.running,
             engine=answer.facts,
+            temperature=self._service.generation_defaults.temperature,
+            top_p=self._service.generation_defaults.top_p,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +12,14 @@ from typing import Any, Literal
 
 from starlette.requests import Request
 
+from deployment.completion_schema import CompletionBody
+from deployment.engine.tool_grammar import functions_of
 from deployment.errors import RequestError, invalid
 from deployment.hints import hint_of
 from deployment.json_reading import read_json
 from deployment.ownership import SessionKey
-from deployment.schemas import CompletionBody, GenerationBody, TurnBody
+from deployment.schemas import GenerationBody, TurnBody
+from deployment.tool_use import ToolUse
 from deployment.wire import TurnRequest
 
 MAX_BODY_BYTES = 8 << 20
@@ -23,8 +27,8 @@ MAX_BODY_BYTES = 8 << 20
 
 
 def tenant_of(request: Request) -> str:
-    """Who asks: a digest of the key in the Authorization header, "" without one."""
-    header = request.headers.get("authorization", "")
+    """Who asks: a digest of the key in the Authorization header, or in Anthropic's; of nothing without one."""
+    header = request.headers.get("authorization") or request.headers.get("x-api-key", "")
     scheme, _, token = header.partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else header
     return hashlib.sha256(key.encode()).hexdigest()
@@ -137,19 +141,74 @@ def turn_request(body: TurnBody, mode: Literal["history", "append"], asking: Ask
         max_tokens=body.token_budget,
         logprobs=body.alternatives,
         thinking_budget=body.thinking_budget,
-        enable_thinking=body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None,
+        enable_thinking=body.thinks,
+        preserve_thinking=body.chat_template_kwargs.preserve_thinking if body.chat_template_kwargs else None,
         grammar=body.response_format.grammar if body.response_format else None,
+        tools=tool_use(body),
+        continues=_continues(body, mode),
     )
 
 
-def completion_request(body: CompletionBody, asking: Asking) -> TurnRequest:
+def _continues(body: TurnBody, mode: Literal["history", "append"]) -> bool:
+    """Raises RequestError (400) where there is nothing to go on with."""
+    if not body.continue_final_message:
+        if body.add_generation_prompt is False:
+            message = "add_generation_prompt: false is possible only with continue_final_message"
+            raise invalid(message, "add_generation_prompt")
+        return False
+    last = body.messages[-1]
+    wrong = ""
+    if body.add_generation_prompt:
+        wrong = "an answer is begun or continued; set add_generation_prompt to false"
+    elif mode == "append":
+        wrong = "an append turn brings new messages only; send the full history to go on with its last one"
+    elif last.role != "assistant" or last.tool_calls:
+        wrong = "the last message must be the assistant's, without tool_calls"
+    if wrong:
+        raise invalid(f"continue_final_message: {wrong}", "continue_final_message")
+    return True
+
+
+def tool_use(body: TurnBody) -> ToolUse | None:
+    """Raises RequestError (400) for a choice that needs other tools, or that leaves no room for the answer's format."""
+    choice = body.tool_choice or "auto"
+    if not body.tools:
+        if choice in ("none", "auto"):
+            return None
+        raise invalid("tool_choice: needs tools to choose from", "tool_choice")
+    if body.response_format and body.response_format.grammar and choice != "none":
+        message = 'response_format: an answer that may be a call has no other form; set tool_choice to "none"'
+        raise invalid(message, "response_format")
+    source = json.dumps(body.tools, ensure_ascii=False)
+    if isinstance(choice, str):
+        return ToolUse(source, choice, None, body.parallel_tool_calls)
+    name = choice.function.name
+    if name not in functions_of(body.tools):
+        raise invalid(f"tool_choice: {name!r} is none of the functions of tools", "tool_choice")
+    return ToolUse(source, "function", name, body.parallel_tool_calls)
+
+
+def completion_requests(body: CompletionBody, asking: Asking) -> list[TurnRequest]:
+    """One a prompt. Each has a key of its own, so that a retry finds all of them."""
     if asking.key is not None:
         message = "x-session-id: a text completion belongs to no session; use /v1/chat/completions, or prompt_cache_key"
         raise invalid(message, "x-session-id")
-    prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
-    return replace(
-        _generation(body, "prompt", asking), prompt=prompt, max_tokens=body.token_budget, logprobs=body.logprobs
-    )
+    if body.stream and (len(body.prompts) > 1 or body.max_tokens == 0):
+        raise invalid("stream: is possible for one prompt and at least one token; leave it out", "stream")
+    turns: list[TurnRequest] = []
+    for index, prompt in enumerate(body.prompts):
+        turn = replace(
+            _generation(body, "prompt", asking),
+            prompt=prompt,
+            max_tokens=body.token_budget,
+            logprobs=body.logprobs,
+            echo=body.echo,
+            ignore_eos=body.ignore_eos or body.scores_only,
+        )
+        if index and asking.idempotency_key is not None:
+            turn = replace(turn, idempotency_key=f"{asking.idempotency_key}.{index}")
+        turns.append(turn)
+    return turns
 
 
 def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt"], asking: Asking) -> TurnRequest:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from deployment.answer_text import told_in_all, turn_text
 from deployment.cluster.owned_sessions import NotOwned
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
@@ -21,6 +22,7 @@ from deployment.engine.messages import (
     Captured,
     Failed,
     Finished,
+    PromptLogprobs,
     Round,
     Started,
     Submit,
@@ -32,12 +34,13 @@ from deployment.engine.messages import (
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
+from deployment.parsing.turn_text import Said
 from deployment.session import Session
 from deployment.session_log import Course
 from deployment.turn_log import NoLog, SessionTurnLog, TurnLog
 from deployment.turn_records import turn_record
 from deployment.turn_stream import TurnStream
-from deployment.turns import Prompt, TurnText
+from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Moved, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
 log = logging.getLogger("ray.serve")
@@ -79,8 +82,9 @@ class RunningTurn:
         self._over = over
         self._cancelled = self._gone = False
         self._untold: list[Round] = []
+        self._scores: list[TokenLogprob] = []
         self._published = 0
-        self._text = TurnText(service.tokenizer, prompt.opener)
+        self._text = turn_text(service.tokenizer, request, prompt, self._choice)
         self._created = int(time.time())
         self._started: Started | None = None
         self._start_copy: asyncio.Task[None] | None = None
@@ -169,6 +173,8 @@ class RunningTurn:
             if self._gone:
                 return Moved()
             match event:
+                case PromptLogprobs():
+                    self._scores.extend(event.logprobs)
                 case Started():
                     if self._cancelled:  # before the engine knew the turn, or while it was suspended
                         self.cancel()
@@ -225,15 +231,18 @@ class RunningTurn:
         return self._closed(over, self._text.flush())
 
     def _tell(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], text_cut: int) -> None:
-        reasoning, content = self._text.push(token_ids, text_cut)
+        said = self._text.push(token_ids, text_cut)
         facts = tuple(self._fact(entry) for entry in logprobs)
         self._published += len(token_ids)
         position = len(self._prompt.ids) + self._published
         rounds = () if isinstance(self._log, SessionTurnLog) else tuple(self._untold)
         self._untold = []
         self._stream.publish(
-            Delta(reasoning, content, self._choice, facts, tuple(token_ids), position, text_cut, rounds)
-        )
+            Delta(
+                said.reasoning, said.content, self._choice, facts, tuple(token_ids), position, text_cut, rounds,
+                said.calls,
+            )
+        )  # fmt: skip
 
     def _copy_soon(self, session: Session, captured: Captured) -> None:
         """In the background: a turn does not wait for the copy of its own beginning, or of its way."""
@@ -277,9 +286,8 @@ class RunningTurn:
             await self._settle(self._session, finished)
         return self._closed(finished, rest)
 
-    def _closed(self, finished: Finished, rest: tuple[str, str]) -> Closed:
-        """`rest`: reasoning and content that wait for the end."""
-        reasoning, content = rest
+    def _closed(self, finished: Finished, rest: Said) -> Closed:
+        """`rest`: what waited for the end."""
         facts = self._facts(self._started, finished.frontier) if self._started else None
         return Closed(
             finish_reason=finished.finish_reason,
@@ -290,8 +298,10 @@ class RunningTurn:
             session=facts,
             choice=self._choice,
             stop_reason=self._stop_reason(finished),
-            reasoning=reasoning,
-            content=content,
+            reasoning=rest.reasoning,
+            content=rest.content,
+            calls=len(self._text.calls),
+            reasoning_tokens=self._text.reasoning_tokens,
         )
 
     def _stop_reason(self, finished: Finished) -> str | int | None:
@@ -302,7 +312,7 @@ class RunningTurn:
     def _commit(self, session: Session, finished: Finished) -> None:
         seed, turn = self._submit.sampling.seed, self._request.turn
         record = turn_record(self._request, self._replica, turn, seed, self._started, finished, time.time())
-        session.book(self._prompt, finished, (*self._request.messages, self._text.message), record)
+        session.book(self._prompt, finished, told_in_all(self._request, self._text), record)
 
     # -------------------------------------------------------------------------------------------- what is told
 
@@ -317,7 +327,12 @@ class RunningTurn:
             turn=self._request.turn,
             choices=self._request.n,
             created=self._created,
+            echo=self._echo() if self._request.echo else (),
         )
+
+    def _echo(self) -> tuple[TokenFact, ...]:
+        first, *others = (TokenFact(self._service.tokenizer.spelled(token), None, ()) for token in self._prompt.ids)
+        return (first, *(map(self._fact, self._scores) if self._scores else others))
 
     def _facts(self, started: Started, frontier: int | None) -> SessionFacts | None:
         if self._session is None:

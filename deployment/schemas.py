@@ -18,17 +18,39 @@ from pydantic import (
 )
 
 from deployment.engine.messages import Grammar
+from deployment.engine.tool_grammar import functions_of
 from deployment.errors import RequestError, field_name, invalid
 from deployment.json_reading import json_type, shown
-
-HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                      "parallel_tool_calls", "prompt_cache_retention", "return_meta_info"})  # fmt: skip
-"""Fields of the OpenAI interface that do not change the text."""
+from deployment.tool_schemas import CalledBefore, NamedTool
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "typical_p": (1,),
+    "top_a": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "logits_processors": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "regex": (),
+    "ebnf": (),
+    "documents": ([],),
+    "chat_template": (),
+    "lora_path": (),
+    "cache_salt": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -37,13 +59,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
-    "reasoning_effort": (),
     "verbosity": (),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
 }
-"""Fields that are known but not supported, with the values that ask for nothing. null is always one."""
+"""Fields of this interface, and of servers that speak it, that would change the answer and are not supported, with the
+values that ask for nothing. null is always one. What nobody knows is ignored, as clients expect of this interface."""
 
 
 class Message(BaseModel):
@@ -53,6 +75,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[CalledBefore] | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -72,12 +95,24 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
+
+
+UsageTold = Literal["never", "end", "always"]
+"""Where a stream says what it used: in a chunk of its own at the end, or in each chunk too."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateOptions(BaseModel):
+    """`reasoning_strength` is what some models' templates call their effort."""
+
     model_config = ConfigDict(extra="forbid")
 
     enable_thinking: StrictBool | None = None
+    preserve_thinking: StrictBool | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_strength: Effort | None = None
 
 
 class JsonSchema(BaseModel):
@@ -157,6 +192,14 @@ class GenerationBody(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
+    @field_validator("priority", mode="before")
+    @classmethod
+    def _of_number(cls, priority: Any) -> Any:
+        """Other servers count: 0 is the usual one, and more is later."""
+        if type(priority) is int:
+            return "background" if priority > 0 else "interactive"
+        return priority
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_or_more(cls, stop: Any) -> Any:
@@ -176,9 +219,11 @@ class GenerationBody(BaseModel):
         return tuple((int(token), added) for token, added in (self.logit_bias or {}).items())
 
     @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with a chunk of its own for usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def usage_told(self) -> UsageTold:
+        options = self.stream_options or StreamOptions()
+        if not options.include_usage:
+            return "never"
+        return "always" if options.continuous_usage_stats else "end"
 
 
 class TurnBody(GenerationBody):
@@ -190,7 +235,13 @@ class TurnBody(GenerationBody):
     top_logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
     thinking_budget: int | None = Field(default=None, strict=True, ge=0)
     chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: StrictBool = True
+    continue_final_message: StrictBool = False
+    add_generation_prompt: StrictBool | None = None
 
     @field_validator("messages")
     @classmethod
@@ -206,6 +257,22 @@ class TurnBody(GenerationBody):
             raise ValueError("needs logprobs: true")
         return top
 
+    @field_validator("tools")
+    @classmethod
+    def _functions(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        if tools:
+            functions_of(tools)  # its refusal is a ValueError that says which
+        return tools
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is asked to think; it knows no degrees. None: as its template has it."""
+        options = self.chat_template_kwargs or TemplateOptions()
+        effort = options.reasoning_effort or options.reasoning_strength or self.reasoning_effort
+        if options.enable_thinking is None and effort is not None:
+            return effort != "none"
+        return options.enable_thinking
+
     @property
     def alternatives(self) -> int | None:
         """How many are told beside each token's log-probability; None: none is told."""
@@ -214,31 +281,6 @@ class TurnBody(GenerationBody):
     @property
     def token_budget(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-
-COMPLETION_TOKENS = 16
-"""The interface's own default for the answer of a text completion."""
-
-
-class CompletionBody(GenerationBody):
-    """A text completion: one prompt, as text or token ids."""
-
-    prompt: str | list[TokenId]
-    logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _one_prompt(cls, prompt: Any) -> Any:
-        """The interface also takes a list of prompts."""
-        if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
-            return prompt
-        if len(prompt) > 1:
-            raise ValueError(f"one prompt a request is supported, not {len(prompt)}")
-        return prompt[0]
-
-    @property
-    def token_budget(self) -> int:
-        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class SessionBody(BaseModel):
@@ -295,7 +337,7 @@ def parse(kind: type[Body], document: Any) -> Body:
         if name in fields and (value is not None or fields[name].is_required())
     }
     for name, value in document.items():
-        if name not in fields and not (issubclass(kind, GenerationBody) and _asks_nothing(name, value)):
+        if name not in fields and kind.model_config.get("extra") != "ignore" and not _asks_nothing(kind, name, value):
             raise invalid(f"{name}: {shown(value)} is not supported", name)
     try:
         return kind.model_validate(known)
@@ -303,12 +345,14 @@ def parse(kind: type[Body], document: Any) -> Body:
         raise _explained(error) from None
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
-    if name in HARMLESS:
-        return True
+def _asks_nothing(kind: type[BaseModel], name: str, value: Any) -> bool:
+    if not issubclass(kind, GenerationBody):
+        return False
     # bool is an int to Python: `n: true` is not `n: 1`.
-    return name in NEUTRAL and (
-        value is None or any(value == neutral and _kind(value) == _kind(neutral) for neutral in NEUTRAL[name])
+    return (
+        name not in NEUTRAL
+        or value is None
+        or any(value == neutral and _kind(value) == _kind(neutral) for neutral in NEUTRAL[name])
     )
 
 

@@ -11,6 +11,7 @@ from deployment.ownership.log import Deleted, Record, TurnBegan, TurnEnded
 from deployment.ownership.log import Round as LoggedRound
 from deployment.ownership.log_format import decode
 from deployment.ownership.words import NOTHING, SessionKey
+from deployment.tool_use import ToolUse
 from deployment.turn_records import canonical_request, request_sha256
 from deployment.turns import Prompt
 from deployment.wire import TurnRequest
@@ -132,6 +133,7 @@ def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float, kno
         "mode": request.mode,
         "messages": list(request.messages),
         "seed": request.seed,
+        "note": request.note,
     }
     return TurnBegan(
         order=NOTHING,
@@ -178,6 +180,8 @@ def request_of(began: TurnBegan, key: SessionKey) -> TurnRequest:
         asked["logit_bias"] = tuple((int(token), float(bias)) for token, bias in asked["logit_bias"])
     if asked.get("grammar") is not None:
         asked["grammar"] = Grammar(**asked["grammar"])
+    if asked.get("tools") is not None:
+        asked["tools"] = ToolUse(**asked["tools"])
     if isinstance(asked.get("prompt"), list):
         asked["prompt"] = tuple(asked["prompt"])
     return TurnRequest(

@@ -12,9 +12,10 @@ from deployment.answer import AnswerFormat
 from deployment.errors import Refused
 from deployment.event_ids import EventId, digest_of
 from deployment.last_call import REPLACED, Departing
+from deployment.schemas import UsageTold
 from deployment.wire import Closed, Delta, Told
 
-SILENT_SECONDS = 15.0
+SILENT_SECONDS = 5.0
 """After so long without an event a comment is sent, so that nobody on the way takes the connection for dead."""
 
 KEEP_ALIVE = ": keep-alive\n\n"
@@ -30,19 +31,24 @@ def resume(session: str, turn: str, after: str) -> str:
 
 
 async def chunks(
-    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, from_start: bool, with_usage: bool
+    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, from_start: bool, usage: UsageTold
 ) -> AsyncGenerator[str, None]:
     """`events` come after the turn's first one. Not `from_start`: the reader has had the beginning before. An error is
     the last event of the stream, since the status line has been sent; so is `resume`, which says where a session's turn
     is to be followed from now on."""
     opened = shown.answer.opened
     closed: list[Closed] = []
+    used: dict[int, int] = {}
+
+    def with_usage(document: dict[str, Any]) -> dict[str, Any]:
+        return document if usage != "always" else {**document, "usage": shown.answer.used(sum(used.values()))}
+
     last = str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None))
     async with aclosing(events):
         if from_start:
             for choice, document in enumerate(shown.first()):
                 named = choice if opened.choices > 1 else None
-                yield event(document, str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))
+                yield event(with_usage(document), str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))
         async for told in events:
             if isinstance(told, Departing):
                 session = opened.session
@@ -50,31 +56,35 @@ async def chunks(
                 return
             match told.event:
                 case Delta() as delta:
+                    used[delta.choice] = delta.position - opened.prompt_tokens
                     document = shown.delta(delta)
                     if document is not None:  # what has nothing to show yet is not a place that a reader has been at
                         last = told.id
-                        yield event(document, last)
+                        yield event(with_usage(document), last)
                 case Closed() as one:
                     closed.append(one)
+                    used[one.choice] = one.completion_tokens
                     last = told.id
-                    yield event(shown.last(one), last)
+                    yield event(with_usage(shown.last(one)), last)
                 case Refused() as refused:
                     yield event(refused.body, told.id or last)  # one by the ingress itself leads to no place
                     return
-        if with_usage:
+        if usage != "never":
             yield event(shown.usage_chunk(closed), last)
         yield f"id: {last}\ndata: [DONE]\n\n"
 
 
-async def kept_alive(parts: AsyncGenerator[str, None], seconds: float = SILENT_SECONDS) -> AsyncGenerator[str, None]:
-    """The same parts, and a comment after each silence."""
+async def kept_alive(
+    parts: AsyncGenerator[str, None], seconds: float = SILENT_SECONDS, word: str = KEEP_ALIVE
+) -> AsyncGenerator[str, None]:
+    """The same parts, and a comment, or another word that says nothing, after each silence."""
     coming: asyncio.Future[str] | None = None
     try:
         while True:
             coming = coming or asyncio.ensure_future(anext(parts))
             done, _ = await asyncio.wait({coming}, timeout=seconds)
             if not done:
-                yield KEEP_ALIVE
+                yield word
                 continue
             try:
                 part = coming.result()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -13,7 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
-from deployment.completion_format import CompletionFormat
+from deployment.completion_format import CompletionFormat, merged
+from deployment.completion_schema import CompletionBody
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
@@ -22,10 +25,9 @@ from deployment.media_intake import MediaIntake
 from deployment.media_limits import MediaLimits
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
-from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, body_of, completion_request, document_in, document_of, turn_request
-from deployment.schemas import CompletionBody, GenerationBody, TurnBody, parse
+from deployment.request_reading import asking_of, body_of, completion_requests, document_in, document_of, turn_request
+from deployment.schemas import TurnBody, UsageTold, parse
 from deployment.sse import chunks, kept_alive
 from deployment.wire import Opened, Told, TurnRequest
 
@@ -37,11 +39,11 @@ Bounded = AsyncGenerator[Told | Departing, None]
 
 @dataclass(frozen=True)
 class _Asked:
-    """A turn, and how its answer is written. `with_usage`: a stream ends with a chunk for it."""
+    """A turn, and how its answer is written. `usage`: where a stream says what it used."""
 
     turn: TurnRequest
     stream: bool
-    with_usage: bool
+    usage: UsageTold
 
 
 class TurnApi:
@@ -62,9 +64,17 @@ class TurnApi:
     async def complete(self, request: Request) -> Response:
         document = await document_of(request)
         body = parse(CompletionBody, document)
-        self._check_model(body)
-        turn = completion_request(body, asking_of(request, document))
-        return await self._take(_Asked(turn, body.stream, body.with_usage), CompletionFormat)
+        self.check_model(body.model)
+        turns = completion_requests(body, asking_of(request, document))
+        shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.max_tokens != 0)
+        if len(turns) == 1:
+            return await self._take(_Asked(turns[0], body.stream, body.usage_told), shown)
+        answers = [asyncio.create_task(self._whole(turn, shown)) for turn in turns]
+        try:
+            return JSONResponse(merged(await asyncio.gather(*answers)))
+        finally:
+            for answer in answers:  # of a refused one the others go too
+                answer.cancel()
 
     async def follow(self, request: Request, placement: Placed, turn: str, with_usage: bool) -> Response:
         """A session's turn from its first event, or from after the event that the reader had last."""
@@ -73,48 +83,77 @@ class TurnApi:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        return await _answer(self._last_call.bounded(events), ChatFormat, True, with_usage, after is None)
+        usage: UsageTold = "end" if with_usage else "never"
+        return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
+
+    def events(self, turn: TurnRequest) -> Bounded:
+        """A turn's events, from its first to its last; a refusal is one."""
+        return self._last_call.bounded(self._stream.taken(turn))
+
+    async def document(self, request: Request) -> tuple[Any, int]:
+        """The body of a request that may hold media, and how many bytes it has. RequestError: 400, 413."""
+        data = await body_of(request, self._intake.body_bytes)
+        return await document_in(data), len(data)
+
+    async def seen(self, turn: TurnRequest, body_bytes: int) -> TurnRequest:
+        """The turn with its media beside its messages. RequestError: 400, 413."""
+        return await self._intake.taken(turn, body_bytes)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises RequestError (404) for another model than the one that is served."""
+        if name is not None and name != self._model:
+            message = f"model: {name!r} is not served; {self._model!r} is"
+            raise RequestError(404, "model_not_found", message, "model")
 
     async def _asked(
         self, request: Request, mode: Literal["history", "append"], key: SessionKey | None = None
     ) -> _Asked:
         """What is left of a request when its media are out of it: its body is let go of before the turn runs."""
-        data = await body_of(request, self._intake.body_bytes)
-        document = await document_in(data)
+        document, size = await self.document(request)
         body = parse(TurnBody, document)
-        self._check_model(body)
+        self.check_model(body.model)
         turn = turn_request(body, mode, asking_of(request, document, key))
-        return _Asked(await self._intake.taken(turn, len(data)), body.stream, body.with_usage)
-
-    def _check_model(self, body: GenerationBody) -> None:
-        if body.model is not None and body.model != self._model:
-            message = f"model: {body.model!r} is not served; {self._model!r} is"
-            raise RequestError(404, "model_not_found", message, "model")
+        return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
-        events = self._last_call.bounded(self._stream.taken(asked.turn))
-        return await _answer(events, shown, asked.stream, asked.with_usage, True)
+        return await _answer(self.events(asked.turn), shown, asked.stream, asked.usage, True)
+
+    async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
+        """RequestError where there is no whole answer."""
+        async with aclosing(self.events(turn)) as events:
+            opened = await begun(events)
+            return shown(opened).whole(await told_whole(opened, events))
 
 
-async def _answer(events: Bounded, shown: Format, stream: bool, with_usage: bool, from_start: bool) -> Response:
-    """The first event is awaited before anything is sent, so that a refusal keeps its status."""
+async def begun(events: Bounded) -> Opened:
+    """The first event, which is awaited before anything is sent, so that a refusal keeps its status. RequestError."""
     first = await anext(events, Told("", _NO_TEXT))
+    if isinstance(first, Told) and isinstance(first.event, Opened):
+        return first.event
+    await events.aclose()
     if isinstance(first, Departing):
-        return refusal(REPLACED)
-    if not isinstance(first.event, Opened):
-        await events.aclose()
-        return refusal(first.event if isinstance(first.event, Refused) else _NO_TEXT)
-    written = shown(first.event)
-    headers = written.answer.headers
-    if stream:
-        parts = chunks(written, events, from_start=from_start, with_usage=with_usage)
-        return StreamingResponse(kept_alive(parts), media_type="text/event-stream", headers=headers)
-    choices = Choices(first.event.choices)
+        raise REPLACED.error
+    raise (first.event if isinstance(first.event, Refused) else _NO_TEXT).error
+
+
+async def told_whole(opened: Opened, events: Bounded) -> Choices:
+    """Everything that comes after the first event. RequestError."""
+    choices = Choices(opened.choices)
     async with aclosing(events):
         async for told in events:
             if isinstance(told, Departing):
-                return refusal(REPLACED)
+                raise REPLACED.error
             if isinstance(told.event, Refused):
-                return refusal(told.event)
+                raise told.event.error
             choices.take(told.event)
-    return JSONResponse(written.whole(choices), headers=headers)
+    return choices
+
+
+async def _answer(events: Bounded, shown: Format, stream: bool, usage: UsageTold, from_start: bool) -> Response:
+    opened = await begun(events)
+    written = shown(opened)
+    headers = written.answer.headers
+    if stream:
+        parts = chunks(written, events, from_start=from_start, usage=usage)
+        return StreamingResponse(kept_alive(parts), media_type="text/event-stream", headers=headers)
+    return JSONResponse(written.whole(await told_whole(opened, events)), headers=headers)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from deployment.answer_text import turn_text
 from deployment.cluster.owned_sessions import NotOwned
-from deployment.engine.messages import Finished, Sampling, Submit
+from deployment.engine.messages import Finished, Grammar, Sampling, Submit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, session_busy, turn_not_kept
 from deployment.held_turn import HeldTurn, Later
@@ -28,7 +30,7 @@ from deployment.turn_log import SessionTurnLog, TurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
-from deployment.turns import Prompt, TurnText, after_thinking, choices, seed_of, thinking_budget, top_k_of
+from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
@@ -113,6 +115,7 @@ class TurnDesk:
             session = await self._session(route, request) if request.key else None
             if isinstance(session, HeldTurn | Elsewhere):
                 return session
+            _check_newest(request, session)
             return await self._run(request, prompt, session)
         session = await self._session(route, request)
         if isinstance(session, HeldTurn | Elsewhere):
@@ -219,7 +222,7 @@ class TurnDesk:
         over: Finished | None = None,
     ) -> HeldTurn:
         tokenizer = self._service.tokenizer
-        stream = TurnStream(request.turn, request.n, len(prompt.ids), lambda: TurnText(tokenizer, prompt.opener))
+        stream = TurnStream(request.turn, request.n, len(prompt.ids), partial(turn_text, tokenizer, request, prompt))
         held = HeldTurn(request, stream, self._detach_seconds if request.outlives_its_reader else 0.0, self._later)
         courses = courses or [Course() for _ in range(request.n)]
         held.run(
@@ -256,6 +259,7 @@ class TurnDesk:
             min_tokens=request.min_tokens,
             reproducible=request.reproducible,
             logprobs=request.logprobs,
+            prompt_logprobs=request.logprobs if request.echo else None,
         )
         return Submit(
             turn=request.turn,
@@ -275,8 +279,23 @@ class TurnDesk:
             stop_strings=request.stop,
             include_stop_string=request.include_stop,
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
-            grammar=after_thinking(self._service.tokenizer, prompt.opener, request.grammar),
+            grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _check_newest(request: TurnRequest, session: Session | None) -> None:
+    """RequestError (409) if another turn than the one that the request follows is its session's newest by now."""
+    if request.follows is None or session is None:
+        return
+    newest = session.turns[-1].id if session.turns else None
+    if newest != request.follows:
+        message = f"session {session.key.session!r} has gone on after turn {request.follows}"
+        raise RequestError(409, "session_moved_on", message, "session")
+
+
+def _grammar(request: TurnRequest) -> Grammar | None:
+    """What the answer must match. A response format binds a turn that may call nothing."""
+    return request.grammar or (request.tools.grammar if request.tools is not None else None)
 
 
 def _what_runs(session: Session) -> str:

@@ -8,12 +8,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from deployment.engine.messages import Finished, Started
+from deployment.tool_use import ToolUse
 from deployment.wire import TurnRequest
 from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "media", "resumed", "accept_durable", "draws",
+    "media", "resumed", "accept_durable", "draws", "note", "follows",
 }  # fmt: skip
 """What a record says elsewhere, as messages do of media, or what says only who asked."""
 
@@ -27,6 +28,8 @@ def canonical_request(request: TurnRequest) -> dict[str, Any]:
     }
     if request.grammar is not None:
         asked["grammar"] = asdict(request.grammar)
+    if request.tools is not None:
+        asked["tools"] = asdict(request.tools)
     return json.loads(json.dumps(asked))  # tuples become lists
 
 
@@ -35,6 +38,17 @@ def request_sha256(request: TurnRequest) -> bytes:
     whole = {**canonical_request(request), "seed": request.seed, "mode": request.mode, "messages": request.messages}
     text = json.dumps(whole, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def tools_sha256(tools: ToolUse | None) -> str | None:
+    """Tells the tools of two turns apart; None: no tools."""
+    return None if tools is None else hashlib.sha256(tools.source.encode()).hexdigest()
+
+
+def _kept(asked: dict[str, Any]) -> dict[str, Any]:
+    """An agent has a turn every few seconds, and its tools are long: of them the digest stays."""
+    tools = asked.get("tools")
+    return asked if tools is None else {**asked, "tools": {**tools, "source": tools_sha256(ToolUse(**tools))}}
 
 
 def turn_record(
@@ -51,7 +65,7 @@ def turn_record(
         id=turn,
         mode=request.mode,
         replica=replica,
-        request=canonical_request(request),
+        request=_kept(canonical_request(request)) | ({"note": request.note} if request.note else {}),
         request_sha256=request_sha256(request),
         seed=seed,
         idempotency_key=request.idempotency_key,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployment.errors import Refused, RequestError, invalid
 from deployment.event_ids import EventId, PublishedIds
-from deployment.turns import TurnText
+from deployment.parsing.turn_text import TurnText
 from deployment.wire import Closed, Delta, Moved, Opened, Told, TurnEvent
 
 
@@ -28,8 +28,8 @@ class TurnStream:
     """The events of all choices of a request, in the order in which they came. The last one is the last choice's
     Closed, or a Refused or a Moved, which end all of them; what comes later is dropped."""
 
-    def __init__(self, turn: str, choices: int, start: int, text: Callable[[], TurnText]) -> None:
-        """`start`: the ledger position of the first id to come. `text`: a fresh detokenizer of one choice."""
+    def __init__(self, turn: str, choices: int, start: int, text: Callable[[int], TurnText]) -> None:
+        """`start`: the ledger position of the first id to come. `text`: a choice, as yet without a word."""
         self.turn = turn
         self.start = start
         self._text = text
@@ -130,12 +130,19 @@ class TurnStream:
 
     def _rest(self, delta: Delta, known: int) -> Delta:
         """What a delta brings beyond its choice's first `known` ids: their text is made again up to there."""
-        text, ids = self._text(), self._published[delta.choice]
+        text, ids = self._text(delta.choice), self._published[delta.choice]
         text.push(ids[:known])
         left = ids[known : delta.position - self.start]
-        reasoning, content = text.push(left, delta.text_cut)
-        logprobs = delta.logprobs[-len(left) :]
-        return Delta(reasoning, content, delta.choice, logprobs, tuple(left), delta.position, delta.text_cut)
+        said = text.push(left, delta.text_cut)
+        return replace(
+            delta,
+            reasoning=said.reasoning,
+            content=said.content,
+            calls=said.calls,
+            logprobs=delta.logprobs[-len(left) :],
+            token_ids=tuple(left),
+            rounds=(),
+        )
 
     def _id(self, choice: int) -> EventId:
         ids = self._published[choice]

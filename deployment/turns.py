@@ -1,4 +1,4 @@
-"""From messages to token ids and back: the two ways to continue a session (decision 18), and a turn's text.
+"""From messages to token ids: the two ways to continue a session (decision 18), and what the engine is told of a turn.
 
 `full_history` is for a request that carries everything, `append` for one that carries only what is new.
 """
@@ -13,15 +13,13 @@ from functools import partial
 from typing import Any
 
 from deployment.engine.messages import Grammar, Submit, ThinkingBudget
+from deployment.parsing.turn_text import THINK_CLOSE, THINK_OPEN, think_is_open
 from deployment.shown_media import NO_MEDIA, ShownMedia
 from model.chat_template import ChatTemplate
-from model.tokenizer import Detokenizer, Tokenizer
+from model.tokenizer import Tokenizer
 from state.media import Placed
 
 Message = dict[str, Any]
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 _MARKER = "dflash-marker-4f1c9a7e0b62"
 """Stands for an assistant's answer; what a template writes after it is what closes a message."""
@@ -60,24 +58,55 @@ def full_history(
     messages: Sequence[Message],
     *,
     enable_thinking: bool | None = None,
+    preserve_thinking: bool | None = None,
     tools: Sequence[dict[str, Any]] | None = None,
     limit: int | None = None,
+    continues: bool = False,
     shown: ShownMedia = NO_MEDIA,
 ) -> Prompt:
     """Renders the whole conversation. The boundary is decision 17's: before the generation prompt's think opener.
+    `continues`: the answer goes on with the last message, which is the assistant's.
 
     A prompt of `limit` tokens or more, which will be refused, has no boundary: finding one takes as long as the prompt.
     Raises ChatTemplateError where the template refuses the messages, MediaError where they and `shown` do not match.
     """
-    render = partial(template.render, tools=list(tools) if tools else None, enable_thinking=enable_thinking)
-    text = render(list(messages))
+    render = partial(
+        template.render,
+        tools=list(tools) if tools else None,
+        enable_thinking=enable_thinking,
+        preserve_thinking=preserve_thinking,
+    )
+    text = _unfinished(render, messages) if continues else render(list(messages))
     ids = tokenizer.encode(shown.written(text))
     if limit is not None and len(ids) >= limit:
         return Prompt(tuple(ids), 0)
-    later = tokenizer.encode(shown.written(render([*messages, *_NEXT], add_generation_prompt=False)))
+    asked = messages[:-1] if continues else messages
+    later = tokenizer.encode(shown.written(render([*asked, *_NEXT], add_generation_prompt=False)))
     shared = _system_text(text, render, messages, bool(tools))
     system_boundary = common_prefix(ids, tokenizer.encode(shared)) if shared else 0
-    return Prompt(tuple(ids), _boundary(ids, later), min(system_boundary, len(ids) - 1), shown.placed(ids))
+    boundary = _before_thinking(tokenizer, ids, _boundary(ids, later))
+    return Prompt(tuple(ids), boundary, min(system_boundary, len(ids) - 1), shown.placed(ids))
+
+
+def _unfinished(render: Callable[..., str], messages: Sequence[Message]) -> str:
+    """The conversation up to where the last message ends now: inside its thinking, if it has said nothing yet."""
+    *before, last = messages
+    said = text_of(last.get("content"))
+    part = "content" if said or not last.get("reasoning_content") else "reasoning_content"
+    begun = said if part == "content" else last["reasoning_content"]
+    text, marker, _ = render([*before, {**last, part: f"{begun}{_MARKER}"}], add_generation_prompt=False).rpartition(
+        _MARKER
+    )
+    if not marker:
+        raise ValueError("the model's chat template does not show the last message, so that nothing can go on with it")
+    return text
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may come in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
 
 
 def _system_text(text: str, render: Callable[..., str], messages: Sequence[Message], tools: bool) -> str:
@@ -134,20 +163,16 @@ _SYSTEM_ROLES = ("system", "developer")
 _NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
 
 
+def _before_thinking(tokenizer: Tokenizer, ids: Sequence[int], boundary: int) -> int:
+    """A template that keeps the thinking of earlier turns opens it alike in all of them. The boundary stays before the
+    opener, by which it is known whether a block is open; nothing that a user wrote is so close to it."""
+    opened = tokenizer.id_of(THINK_OPEN)
+    return next((place for place in range(boundary - 2, boundary) if place >= 0 and ids[place] == opened), boundary)
+
+
 def _boundary(ids: Sequence[int], later: Sequence[int]) -> int:
     """At least one token stays to be prefilled: a turn start has no anchor."""
     return min(common_prefix(ids, later), len(ids) - 1)
-
-
-def think_is_open(tokenizer: Tokenizer, generated: Sequence[int]) -> bool:
-    """Whether a think block is open at the end of `generated`: the ids of the generation prompt and after."""
-    opened, closed = tokenizer.id_of(THINK_OPEN), tokenizer.id_of(THINK_CLOSE)
-    for token in reversed(generated):
-        if token == closed:
-            return False
-        if token == opened:
-            return True
-    return False
 
 
 def thinking_budget(tokenizer: Tokenizer, prompt: Prompt, tokens: int | None) -> ThinkingBudget | None:
@@ -191,60 +216,3 @@ def after_thinking(tokenizer: Tokenizer, opener: Sequence[int], grammar: Grammar
     if grammar is None or not think_is_open(tokenizer, opener):
         return grammar
     return replace(grammar, after=tokenizer.id_of(THINK_CLOSE))
-
-
-class TurnText:
-    """Turns a turn's ids into what the client sees, and splits thinking from the answer.
-
-    `opener`: the prompt's ids from the stable boundary on, which say whether the template opened a think block.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, opener: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-        self._close = tokenizer.id_of(THINK_CLOSE)
-        self._thinking = think_is_open(tokenizer, opener)
-        self._strip = False
-        self.reasoning = ""
-        self.content = ""
-
-    def push(self, ids: Sequence[int], text_cut: int = 0) -> tuple[str, str]:
-        """New (reasoning, content) text of these ids; incomplete characters wait for the next ones.
-
-        `text_cut`: that many characters at the end do not count, and nothing comes after them.
-        """
-        reasoning = ""
-        if self._thinking and self._close is not None and self._close in ids:
-            at = list(ids).index(self._close)
-            reasoning = self._detokenizer.push(ids[:at]) + self._detokenizer.flush()
-            self._detokenizer = Detokenizer(self._tokenizer)
-            self._thinking, self._strip = False, True
-            ids = ids[at + 1 :]
-        text = self._detokenizer.push(ids)
-        if text_cut:
-            text = (text + self._detokenizer.flush())[:-text_cut]
-        return self._add(reasoning, text)
-
-    def flush(self) -> tuple[str, str]:
-        """What was held back, when the turn is over."""
-        return self._add("", self._detokenizer.flush())
-
-    def _add(self, reasoning: str, text: str) -> tuple[str, str]:
-        content = ""
-        if self._thinking:
-            reasoning += text
-        else:
-            # The blank line between </think> and the answer belongs to the template, not to the answer.
-            content = text.lstrip("\n") if self._strip else text
-            self._strip = self._strip and not content
-        self.reasoning += reasoning
-        self.content += content
-        return reasoning, content
-
-    @property
-    def message(self) -> Message:
-        """The assistant's message as the client saw it."""
-        message: Message = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        return message

@@ -11,6 +11,8 @@ from deployment.engine.messages import Grammar, Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
+from deployment.parsing.turn_text import ToolCall
+from deployment.tool_use import ToolUse
 from state.media import MediaKind
 from state.session_record import ForkPoint
 
@@ -55,6 +57,10 @@ class TurnRequest:
     where the model's rules are known, for the `Prompt`.
     `draws`: the seed that it drew by where it ran before.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
+    `tools`: what it may call. `preserve_thinking`: whether the template keeps the thinking of earlier turns.
+    `continues`: the last message is the assistant's, and the answer goes on with it. `echo`: the prompt is told too,
+    with log-probabilities if `logprobs` asks for those.
+    `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest.
     """
 
     turn: str
@@ -95,6 +101,12 @@ class TurnRequest:
     accept_durable: bool = False
     draws: int | None = None
     resumed: tuple[tuple[Round, ...], ...] = ()
+    tools: ToolUse | None = None
+    preserve_thinking: bool | None = None
+    continues: bool = False
+    echo: bool = False
+    note: str = ""
+    follows: str | None = None
 
     @property
     def outlives_its_reader(self) -> bool:
@@ -105,6 +117,16 @@ class TurnRequest:
 def without_media(request: TurnRequest) -> TurnRequest:
     """Once its prompt has them: the request is kept for as long as its turn can be told again."""
     return replace(request, media=())
+
+
+@dataclass(frozen=True)
+class TokenFact:
+    """A token that is told: its bytes (its spelling if it is a special one), its log-probability, and the best
+    others."""
+
+    data: bytes
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...]
 
 
 @dataclass(frozen=True)
@@ -125,7 +147,8 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class Opened:
-    """The prompt is in; text follows. `created`: when the turn was asked for, in Unix seconds."""
+    """The prompt is in; text follows. `created`: when the turn was asked for, in Unix seconds. `echo`: the prompt, if
+    it is to be told; its first token has no log-probability, and none has one unless they were asked for."""
 
     replica: str
     model: str
@@ -136,15 +159,7 @@ class Opened:
     turn: str = ""
     choices: int = 1
     created: int = 0
-
-
-@dataclass(frozen=True)
-class TokenFact:
-    """A published token: its bytes (its spelling if it is a special one), its log-probability, and the best others."""
-
-    data: bytes
-    logprob: float
-    top: tuple[tuple[bytes, float], ...]
+    echo: tuple[TokenFact, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +167,7 @@ class Delta:
     """What is published of one choice after a round: `token_ids`, which end at the ledger position `position`, and the
     text that they complete. Text may be empty, since incomplete characters wait for their end; the last `text_cut`
     characters of the ids' text belong to a stop string and are left out. `rounds`: those since the event before, where
-    the turn has no log: whoever reads it can have it resumed."""
+    the turn has no log: whoever reads it can have it resumed. `calls` of tools that are whole now."""
 
     reasoning: str
     content: str
@@ -162,6 +177,7 @@ class Delta:
     position: int = 0
     text_cut: int = 0
     rounds: tuple[Round, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +185,8 @@ class Closed:
     """One choice is over and, with a session, its Host replica is written. `rounds` lists accepted drafts.
 
     `stop_reason`: the stop string, or the id of the request's `stop_token_ids`, that ended it. `reasoning`, `content`:
-    what stands for a last character that was never completed.
+    what was held back until now: a last character that was never completed, or text that might have become a call.
+    `calls`: how many tools it called. `reasoning_tokens`: those of `completion_tokens` that are thinking.
     """
 
     finish_reason: str
@@ -182,6 +199,8 @@ class Closed:
     stop_reason: str | int | None = None
     reasoning: str = ""
     content: str = ""
+    calls: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -219,6 +238,15 @@ class Elsewhere:
 
     replica: str
     turn: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as tokens: their ids and spellings, and how many a turn may have in all."""
+
+    ids: tuple[int, ...]
+    spelled: tuple[bytes, ...]
+    context_limit: int
 
 
 @dataclass(frozen=True)
@@ -279,3 +307,5 @@ class ReplicaInfo:
     sessions: int
     running: int
     engine: dict[str, Any]
+    temperature: float = 0.0
+    top_p: float = 1.0

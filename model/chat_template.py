@@ -6,8 +6,11 @@ A template comes with a model directory and is foreign code: it runs in Jinja's 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,6 +68,20 @@ class ChatTemplate:
                 f"{path}: the chat template is not valid at line {error.lineno}: {error.message}"
             ) from None
 
+    @cached_property
+    def _roles(self) -> _Roles:
+        def takes(*roles: str) -> bool:
+            messages = [{"role": role, "content": "x"} for role in roles]
+            try:
+                self._template.render(
+                    **self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
+                )
+            except Exception:  # whatever it fails with
+                return False
+            return True
+
+        return _Roles(takes("developer", "user"), takes("user", "system", "user") and takes("system", "system", "user"))
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -78,12 +95,13 @@ class ChatTemplate:
 
         `messages` hold plain JSON data. Raises ChatTemplateError if the template refuses them or fails on them.
         """
+        roles = self._roles
         switches = {"enable_thinking": enable_thinking, "preserve_thinking": preserve_thinking}
         try:
             return self._template.render(
                 **self._special_tokens,
                 **{name: value for name, value in switches.items() if value is not None},
-                messages=[_normalised(message) for message in messages],
+                messages=[_normalised(message) for message in roles.adapted(messages)],
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -92,6 +110,37 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error.message}") from None
         except Exception as error:  # a template can fail in any way on messages that it did not expect
             raise ChatTemplateError(f"the model's chat template cannot render these messages: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Which messages a template takes beside those of users and assistants: a developer's, and the system's after the
+    first one."""
+
+    developer: bool
+    late_system: bool
+
+    def adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same messages in roles that the template takes. Instructions at the beginning become one message, later
+        ones the user's."""
+        if not self.developer:
+            messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+        if self.late_system:
+            return messages
+        first = list(itertools.takewhile(_instructs, messages))
+        if len(first) > 1:
+            first = [{**first[0], "content": "\n\n".join(_text(message) for message in first)}]
+        rest = itertools.dropwhile(_instructs, messages)
+        return [*first, *({**m, "role": "user"} if _instructs(m) else m for m in rest)]
+
+
+def _instructs(message: dict[str, Any]) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 class _Refusal(jinja2.TemplateError):
@@ -138,7 +187,21 @@ def _strftime_now(form: str) -> str:
 
 
 def _normalised(message: dict[str, Any]) -> dict[str, Any]:
-    """Drops null fields, which templates would print as None, and gives reasoning the name that templates read."""
+    """Drops null fields, which templates would print as None, gives reasoning the name that templates read, and the
+    arguments of calls as objects, through which templates walk."""
     kept = {name: value for name, value in message.items() if value is not None}
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_with_arguments(call) for call in calls]
     reasoning = next((kept[name] for name in _REASONING_NAMES if name in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def _with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

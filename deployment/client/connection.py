@@ -9,7 +9,7 @@ import httpx
 from deployment.client.calls import visible
 
 SILENT_SECONDS = 45.0
-"""A stream that sends nothing for so long is dead: the server sends a comment every 15 seconds."""
+"""A stream that sends nothing for so long is dead: the server sends a comment every 5 seconds."""
 
 CALL_SECONDS = 300.0
 """For what is no stream: a large session takes a while to move or to export."""

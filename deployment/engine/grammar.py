@@ -113,15 +113,15 @@ class Grammars:
         self._compiler.warm("response_format")
 
     def check(self, grammar: Grammar | None) -> None:
-        """Raises EngineError, naming the field and the place, for a grammar that cannot be compiled."""
-        if grammar is not None:
+        """Raises EngineError, naming the field and the place, for a grammar that is needed and cannot be compiled."""
+        if grammar is not None and grammar.needed:
             self._compiler.prototype(grammar)
 
     def matcher(self, grammar: Grammar | None) -> TurnMatcher | None:
-        """A new turn's matcher. Raises EngineError as `check` does."""
-        if grammar is None:
-            return None
+        """A new turn's matcher; None if nothing binds it. Raises EngineError as `check` does."""
         compiler = self._compiler
+        if grammar is None or not (grammar.needed or compiler.compiles(grammar)):
+            return None
         return TurnMatcher(grammar, compiler.prototype(grammar), lambda: compiler.prototype(grammar, anew=True))
 
     # ------------------------------------------------------------------------------------------------ masks

@@ -54,6 +54,7 @@ class GrammarCompiler:
         self._vocabulary: Any = None
         self.executor: Any = None
         self._compiled: OrderedDict[tuple[str, str, bool], Any] = OrderedDict()
+        self._hopeless: OrderedDict[tuple[str, str, bool], None] = OrderedDict()
 
     def warm(self, field: str) -> None:
         """Loads the library and the vocabulary, so that the first turn does not wait. Raises EngineError if missing;
@@ -77,10 +78,24 @@ class GrammarCompiler:
             self._tokenizer.serialized, n_vocab=self._rows, eos_token=list(self._end_ids)
         )
 
+    def compiles(self, grammar: Grammar) -> bool:
+        """Whether there is a prototype; that there is none of the most recent ones is remembered."""
+        key = _key(grammar)
+        if key in self._hopeless:
+            return False
+        try:
+            self.prototype(grammar)
+        except EngineError:
+            self._hopeless[key] = None
+            while len(self._hopeless) > _KEPT:
+                self._hopeless.popitem(last=False)
+            return False
+        return True
+
     def prototype(self, grammar: Grammar, anew: bool = False) -> Any:
         """The grammar's matcher before any token; the most recent ones are kept. Raises EngineError, naming the field
         and the place, for a grammar that cannot be compiled."""
-        key = (grammar.kind, grammar.source, grammar.after is not None)
+        key = _key(grammar)
         if anew or key not in self._compiled:
             self._compiled[key] = self._compile(grammar)
             while len(self._compiled) > _KEPT:
@@ -177,6 +192,10 @@ class GrammarCompiler:
                     part, pointer, found = inner, f"{pointer}/{name}", True
                     break
         return pointer
+
+
+def _key(grammar: Grammar) -> tuple[str, str, bool]:
+    return grammar.kind, grammar.source, grammar.after is not None
 
 
 def _schema(grammar: Grammar) -> str:

@@ -76,11 +76,13 @@ class Grammar:
     """What a turn's text must match as a whole. `source`: a JSON Schema's text, a regular expression, a grammar in
     llguidance's Lark form, or tools as `tools_grammar` writes them; of a `json_object` nothing. `after`: the grammar
     holds once this token has come, which is the end of thinking, and a blank line may come first; until then the turn
-    cannot end by itself. None: from the first token."""
+    cannot end by itself. None: from the first token. Not `needed`: where it cannot be kept to, for want of the library
+    or for what it says, the turn runs without it instead of being refused."""
 
     kind: Literal["json_object", "json_schema", "regex", "lark", "tools"]
     source: str = ""
     after: int | None = None
+    needed: bool = True
 
     @property
     def field(self) -> str:

@@ -8,6 +8,7 @@
     </function>
     </tool_call>
 
+    none        any text without `<tool_call>`
     auto        any text until `<tool_call>`, then calls; or no call
     required    calls, at least one, and nothing before them
     a function  one call of that function
@@ -30,7 +31,11 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ANY_TEXT = rf"{ANY}: /\n(?s:.*)/ & ~/(?s:.*)\n<\/parameter>(?s:.*)/"
 """The terminal of a string as a value, with the new line before it."""
 
-_NAME = re.compile(r"[^\s<>\x00-\x1f]([^<>\x00-\x1f]{0,126}[^\s<>\x00-\x1f])?")
+_FREE = f"FREE: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
+
+NAME = re.compile(r"[^\s<>\x00-\x1f]([^<>\x00-\x1f]{0,126}[^\s<>\x00-\x1f])?")
+"""Of a function or a parameter."""
+
 _OBJECT_KEYWORDS = frozenset(
     {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "$defs", "definitions",
      "title", "description", "default", "examples", "$schema", "$id", "$comment"}
@@ -69,11 +74,13 @@ class ToolGrammar:
     rules: tuple[ParameterRule, ...]
 
 
-def tools_grammar(tools: Sequence[Mapping[str, Any]], choice: Any = "auto", parallel: bool = True) -> Grammar:
+def tools_grammar(
+    tools: Sequence[Mapping[str, Any]], choice: Any = "auto", parallel: bool = True, needed: bool = True
+) -> Grammar:
     """The grammar of calls of `tools`, in the OpenAI interface's form: `{"type": "function", "function": {"name",
-    "parameters", ...}}`. `choice`: auto, required, or `{"type": "function", "function": {"name": ...}}`."""
+    "parameters", ...}}`. `choice`: none, auto, required, or `{"type": "function", "function": {"name": ...}}`."""
     request = {"tools": list(tools), "choice": choice, "parallel": parallel}
-    return Grammar("tools", json.dumps(request, ensure_ascii=False))
+    return Grammar("tools", json.dumps(request, ensure_ascii=False), needed=needed)
 
 
 def tool_grammar(source: str) -> ToolGrammar:
@@ -83,6 +90,18 @@ def tool_grammar(source: str) -> ToolGrammar:
         tools, choice, parallel = request["tools"], request["choice"], request["parallel"]
     except (ValueError, RecursionError, TypeError, KeyError):
         raise ToolRefused("the source must be JSON, an object with tools, choice and parallel") from None
+    functions = functions_of(tools)
+    if choice == "none":
+        return ToolGrammar(f"start: FREE?\n{_FREE}", ())
+    named = _chosen(choice, functions)
+    if named is not None:
+        functions = {named: functions[named]}
+    return _written(functions, choice == "auto", parallel is True and named is None)
+
+
+def functions_of(tools: Any) -> dict[str, Mapping[str, Any]]:
+    """Names and parameters of the functions that tools are, whether or not a grammar can express them. Raises
+    ToolRefused."""
     if not isinstance(tools, list) or not tools:
         raise ToolRefused("tools must be a list of at least one function")
     functions: dict[str, Mapping[str, Any]] = {}
@@ -91,10 +110,7 @@ def tool_grammar(source: str) -> ToolGrammar:
         if name in functions:
             raise ToolRefused(f"tools[{index}].function.name is {name!r}, which another tool has already")
         functions[name] = parameters
-    named = _chosen(choice, functions)
-    if named is not None:
-        functions = {named: functions[named]}
-    return _written(functions, choice == "auto", parallel is True and named is None)
+    return functions
 
 
 def _function(tool: Any, index: int) -> tuple[str, Mapping[str, Any]]:
@@ -102,7 +118,7 @@ def _function(tool: Any, index: int) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         raise ToolRefused(f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}')
     name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ToolRefused(f"tools[{index}].function.name is {name!r}, {_named_like('a function')}")
     if parameters is not None and not isinstance(parameters, dict):
         raise ToolRefused(f"function {name!r}: parameters must be the JSON Schema of an object")
@@ -119,7 +135,7 @@ def _chosen(choice: Any, functions: Mapping[str, Any]) -> str | None:
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise ToolRefused("tool_choice must be auto, required, or a function of tools")
+        raise ToolRefused("tool_choice must be none, auto, required, or a function of tools")
     if name not in functions:
         raise ToolRefused(f"tool_choice names the function {name!r}, but tools has {', '.join(map(repr, functions))}")
     return name
@@ -143,7 +159,7 @@ def _written(functions: Mapping[str, Mapping[str, Any]], auto: bool, parallel: b
         f"start: FREE? ({calls})?" if auto else f"start: {calls}",
         f'call: "\\n<function=" ({any_function}) "</function>\\n" {CLOSE}',
         ANY_TEXT,
-        f"FREE: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/",
+        _FREE,
     ]
     return ToolGrammar("\n".join([*head, *lines, *(rule.source for rule in rules)]), tuple(rules))
 
@@ -164,7 +180,7 @@ def _parameters(function: str, schema: Mapping[str, Any], number: int) -> Iterat
     if missing is not None:
         raise ToolRefused(f"function {function!r}: {missing!r} is required, but properties does not have it")
     for index, (name, part) in enumerate(properties.items()):
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ToolRefused(f"function {function!r} has {name!r}, {_named_like('a parameter')}")
         try:
             values = values_of(part, schema)

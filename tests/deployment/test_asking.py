@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from deployment.completion_schema import CompletionBody
 from deployment.errors import RequestError
 from deployment.hints import hint_of
 from deployment.ownership import SessionKey
-from deployment.request_reading import Asking, asking_of, completion_request, turn_request
-from deployment.schemas import CompletionBody, TurnBody, parse
+from deployment.request_reading import Asking, asking_of, completion_requests, turn_request
+from deployment.schemas import TurnBody, parse
 from deployment.turn_records import canonical_request, request_sha256
 
 ANYBODY = hashlib.sha256(b"").hexdigest()
@@ -133,7 +134,7 @@ def test_who_asks_and_how_changes_neither_a_turns_digest_nor_its_record():
 )
 def test_a_completions_prompt_is_text_or_ids_alone_or_in_a_list(prompt: Any, read: Any):
     body = parse(CompletionBody, {"prompt": prompt, "echo": False, "best_of": 1, "suffix": None, "logprobs": 2})
-    asked = completion_request(body, Asking("t"))
+    (asked,) = completion_requests(body, Asking("t"))
     assert (asked.mode, asked.prompt, asked.max_tokens, asked.logprobs, asked.messages) == ("prompt", read, 16, 2, ())
 
 
@@ -142,15 +143,15 @@ def test_a_completions_prompt_is_text_or_ids_alone_or_in_a_list(prompt: Any, rea
     [
         ({}, "prompt"),
         ({"prompt": 3}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt"),
+        ({"prompt": ["a"] * 257}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
-        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "echo": 1}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": "x", "messages": []}, "messages"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ],
 )
 def test_what_a_completion_cannot_be_asked_is_refused_by_name(body: dict[str, Any], param: str):
@@ -162,5 +163,22 @@ def test_what_a_completion_cannot_be_asked_is_refused_by_name(body: dict[str, An
 def test_a_completion_belongs_to_no_session():
     body = parse(CompletionBody, {"prompt": "x"})
     with pytest.raises(RequestError) as caught:
-        completion_request(body, Asking("t", SessionKey("t", "s")))
+        completion_requests(body, Asking("t", SessionKey("t", "s")))
     assert caught.value.refused.param == "x-session-id"
+
+
+def test_each_prompt_of_a_completion_is_a_turn_that_a_retry_finds_again():
+    body = parse(CompletionBody, {"prompt": [[1, 2], [3]], "max_tokens": 0})
+    turns = completion_requests(body, Asking("t", idempotency_key="k"))
+    assert [(turn.prompt, turn.idempotency_key, turn.max_tokens) for turn in turns] == [
+        ((1, 2), "k", 1), ((3,), "k.1", 1),
+    ]  # fmt: skip
+    assert len({turn.turn for turn in turns}) == 2
+
+
+def test_a_score_counts_an_end_token_too_and_nothing_else_does():
+    def ignores(**body: Any) -> bool:
+        return completion_requests(parse(CompletionBody, {"prompt": "x", **body}), Asking("t"))[0].ignore_eos
+
+    assert ignores(echo=True, logprobs=1, max_tokens=1) and ignores(echo=True, logprobs=0, max_tokens=0)
+    assert not ignores(echo=True, logprobs=1, max_tokens=2) and not ignores(logprobs=1, max_tokens=1)

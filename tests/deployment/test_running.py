@@ -17,6 +17,7 @@ from deployment.errors import Refused, RequestError
 from deployment.held_turn import call_later
 from deployment.keeper import SessionKeeper
 from deployment.ownership import Epoch, SessionKey
+from deployment.parsing.turn_text import TurnText
 from deployment.request_reading import Asking, turn_request
 from deployment.running import RunningTurn, TurnLog
 from deployment.schemas import TurnBody, parse
@@ -24,7 +25,7 @@ from deployment.session import Session
 from deployment.turn_desk import TurnDesk
 from deployment.turn_stream import Place, TurnStream
 from deployment.turn_table import TurnTable
-from deployment.turns import Prompt, TurnText, choices
+from deployment.turns import Prompt, choices
 from deployment.wire import Closed, Delta, Opened, TokenFact, TurnEvent, TurnRequest
 from tests.engine.driving import models, options, prompt
 
@@ -32,7 +33,7 @@ PROMPT = prompt(0)
 
 
 def stream_of(service: EngineService, request: TurnRequest, start: int = len(PROMPT)) -> TurnStream:
-    return TurnStream(request.turn, request.n, start, lambda: TurnText(service.tokenizer, PROMPT[-1:]))
+    return TurnStream(request.turn, request.n, start, lambda _: TurnText(service.tokenizer, PROMPT[-1:]))
 
 
 async def told(stream: TurnStream) -> list[TurnEvent]:

@@ -44,7 +44,8 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"queue_seconds": float("inf")}, "queue_seconds"),
         ({"queue_seconds": "5"}, "queue_seconds"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stop": ""}, "stop[0]"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a", 3]}, "stop[1]"),
@@ -72,8 +73,8 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"min_tokens": -1}, "min_tokens"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"temprature": 1}, "temprature"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(change: dict[str, Any], param: str):
@@ -98,6 +99,32 @@ def test_fields_that_change_nothing_are_accepted():
         | {"presence_penalty": 0.0, "frequency_penalty": 0, "response_format": {"type": "text"}, "tool_choice": "auto"},
     )
     assert body.messages[0].content == "Hello"
+
+
+def test_a_field_that_nobody_knows_is_ignored_but_not_one_that_would_change_the_answer():
+    assert parse(TurnBody, HELLO | {"provider": {"order": []}, "temprature": 1}) == parse(TurnBody, HELLO)
+    with pytest.raises(RequestError, match="guided_json"):
+        parse(TurnBody, HELLO | {"guided_json": {}})
+
+
+@pytest.mark.parametrize(
+    ("asked", "thinks"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low"}, True),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, True),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, False),
+    ],
+)
+def test_an_effort_is_thinking_or_none(asked: dict[str, Any], thinks: bool | None):
+    assert parse(TurnBody, HELLO | asked).thinks is thinks
+
+
+def test_a_priority_that_counts_is_the_usual_one_or_a_later_one():
+    assert [parse(TurnBody, HELLO | {"priority": value}).priority for value in (-1, 0, 5, "background")] == [
+        "interactive", "interactive", "background", "background",
+    ]  # fmt: skip
 
 
 def test_a_field_that_is_null_is_one_that_was_left_out():

@@ -23,6 +23,7 @@ from deployment.session_log import (
     request_of,
     round_record,
 )
+from deployment.tool_use import ToolUse
 from deployment.turns import Prompt
 from deployment.wire import TurnRequest
 from state.media import Media, PlacedMedia
@@ -62,6 +63,11 @@ _FIELDS: dict[str, Any] = {
     "logprobs": st.none() | st.integers(0, 20),
     "thinking_budget": st.none() | st.integers(0, 99),
     "grammar": st.none() | st.builds(Grammar, st.sampled_from(["json_schema", "regex"]), _text, st.none()),
+    "tools": st.none() | st.builds(ToolUse, _text, st.sampled_from(["none", "auto"]), st.none() | _text, st.booleans()),
+    "preserve_thinking": st.none() | st.booleans(),
+    "continues": st.booleans(),
+    "echo": st.booleans(),
+    "note": _text,
     "priority": st.sampled_from(["interactive", "background"]),
     "queue_seconds": st.none() | _number,
     "prompt": _text | st.lists(st.integers(0, 99), min_size=1, max_size=3).map(tuple),
@@ -70,7 +76,7 @@ _FIELDS: dict[str, Any] = {
 _NOT_LOGGED = {
     "turn": "the record's own", "key": "the log's own", "tenant": "the log's own", "n": "1 in a session",
     "must_exist": "was so", "repeated": "says who asked", "hint": "none with a session", "resumed": "the log has them",
-    "accept_durable": "was so",
+    "accept_durable": "was so", "follows": "was so",
     "draws": "the record has the seed",
     "media": "the prompt's are what the turn goes on with",
 }  # fmt: skip

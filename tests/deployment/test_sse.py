@@ -36,7 +36,7 @@ def written(shown: AnswerFormat, events: list[TurnEvent], **how: Any) -> list[tu
     """(id, document) of each event, in the stream's order."""
 
     async def collect() -> list[str]:
-        options = {"from_start": True, "with_usage": False, **how}
+        options = {"from_start": True, "usage": "never", **how}
         return [part async for part in chunks(shown, told(events), **options)]
 
     parsed = []
@@ -49,7 +49,7 @@ def written(shown: AnswerFormat, events: list[TurnEvent], **how: Any) -> list[tu
 
 
 def test_every_event_of_a_stream_has_an_id_and_empty_ones_are_not_sent():
-    parts = written(ChatFormat(OPENED), EVENTS, with_usage=True)
+    parts = written(ChatFormat(OPENED), EVENTS, usage="end")
     assert [place for place, _ in parts] == [f"{TURN}.10.e3b0c442", "id-1", "id-3", "id-4", "id-4", "id-4"]
     assert parts[-1][1] == "[DONE]" and parts[-2][1]["choices"] == [] and parts[-2][1]["usage"]["total_tokens"] == 14
     assert {part["id"] for _, part in parts[:-1]} == {f"chatcmpl-{TURN}"}
@@ -120,7 +120,7 @@ def departed(opened: Opened) -> list[str]:
         yield Departing()
 
     async def collect() -> list[str]:
-        return [part async for part in chunks(ChatFormat(opened), events(), from_start=False, with_usage=True)]
+        return [part async for part in chunks(ChatFormat(opened), events(), from_start=False, usage="end")]
 
     return asyncio.run(collect())
 

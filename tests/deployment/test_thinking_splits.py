@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.turns import TurnText
+from deployment.parsing.turn_text import TurnText
 from model import DEMO
 from model.tokenizer import Tokenizer
 
@@ -27,5 +27,6 @@ def test_every_size_of_delta_gives_the_same_message(text: str, reasoning: str, c
             starts = [0, *range(first or size, len(ids), size)]
             pieces = [turn.push(ids[a:b]) for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
             pieces.append(turn.flush())
-            assert ("".join(r for r, _ in pieces), "".join(c for _, c in pieces)) == (reasoning, content)
+            told = ("".join(piece.reasoning for piece in pieces), "".join(piece.content for piece in pieces))
+            assert told == (reasoning, content)
             assert (turn.reasoning, turn.content) == (reasoning, content)

@@ -160,6 +160,20 @@ def ids(told: list[Told]) -> list[int]:
     return [token for one in told if isinstance(one.event, Delta) for token in one.event.token_ids]
 
 
+def test_a_turn_that_follows_another_one_begins_only_while_that_is_its_sessions_newest():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(key=KEY))
+        second = await d.finished(d.asked(key=KEY, follows=first.id))
+        with pytest.raises(RequestError) as caught:
+            await d.take(d.asked(key=KEY, follows=first.id))
+        refused = caught.value.refused
+        assert (refused.status, refused.code) == (409, "session_moved_on")
+        assert [turn.id for turn in d.keeper.session.turns] == [first.id, second.id]
+
+    run(steps)
+
+
 # ------------------------------------------------------------------------------------------------ the same key
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from deployment.engine.messages import Finished, Grammar, Started
 from deployment.ownership import SessionKey
-from deployment.turn_records import canonical_request, request_sha256, turn_object, turn_record
+from deployment.tool_use import ToolUse
+from deployment.turn_records import canonical_request, request_sha256, tools_sha256, turn_object, turn_record
 from deployment.wire import TurnRequest
 from state.fields import Fields
 from state.session_manifest import parse_session, session_fields
@@ -23,7 +24,7 @@ def test_a_canonical_request_holds_what_was_asked_and_not_who_asked_or_what_is_d
     asked = replace(REQUEST, key=SessionKey("t" * 64, "s"), tenant="t" * 64, logit_bias=((3, -1.5),), n=1)
     assert canonical_request(asked) == {"temperature": 0.5, "stop": ["a", "b"], "logit_bias": [[3, -1.5]]}
     grammar = replace(asked, grammar=Grammar("regex", "a+"))
-    assert canonical_request(grammar)["grammar"] == {"kind": "regex", "source": "a+", "after": None}
+    assert canonical_request(grammar)["grammar"] == {"kind": "regex", "source": "a+", "after": None, "needed": True}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,15 @@ def test_a_request_that_differs_has_another_digest(change: dict[str, Any]):
 def test_a_repeated_request_has_the_same_digest_whoever_and_whenever_it_comes():
     again = replace(REQUEST, turn="t2", key=SessionKey("u" * 64, "s"), tenant="u" * 64, must_exist=True)
     assert request_sha256(again) == request_sha256(REQUEST)
+
+
+def test_tools_are_asked_for_in_full_and_kept_as_a_digest():
+    tools = ToolUse('[{"type": "function", "function": {"name": "f"}}]', "required")
+    asked = replace(REQUEST, tools=tools, note="n")
+    kept = turn_record(asked, "r1", "t1", 3, None, FINISHED, 1.5).request
+    assert canonical_request(asked)["tools"]["source"] == tools.source and "note" not in canonical_request(asked)
+    assert kept["tools"] == {"source": tools_sha256(tools), "choice": "required", "function": None, "parallel": True}
+    assert kept["note"] == "n" and request_sha256(asked) == request_sha256(replace(asked, note=""))
 
 
 @pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])

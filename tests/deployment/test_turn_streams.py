@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import EventId, parse_event_id
 from deployment.held_turn import HeldTurn
+from deployment.parsing.turn_text import TurnText
 from deployment.turn_stream import Place, TurnStream
 from deployment.turn_table import TurnTable
-from deployment.turns import TurnText
 from deployment.wire import Closed, Delta, Moved, Opened, Told, TurnRequest
 from model import DEMO
 from model.tokenizer import Tokenizer
@@ -39,14 +39,15 @@ def request(**fields: Any) -> TurnRequest:
 
 
 def stream(choices: int = 1) -> TurnStream:
-    return TurnStream(TURN, choices, START, lambda: TurnText(TOKENIZER, ()))
+    return TurnStream(TURN, choices, START, lambda _: TurnText(TOKENIZER, ()))
 
 
 def deltas(cuts: list[int]) -> list[Delta]:
     """`IDS` in pieces that end at `cuts`, as a turn publishes them."""
     text, told = TurnText(TOKENIZER, ()), []
     for begin, end in zip([0, *cuts], [*cuts, len(IDS)], strict=True):
-        told.append(Delta(*text.push(IDS[begin:end]), 0, (), IDS[begin:end], START + end))
+        said = text.push(IDS[begin:end])
+        told.append(Delta(said.reasoning, said.content, 0, (), IDS[begin:end], START + end))
     return told
 
 
@@ -111,7 +112,8 @@ def test_the_end_of_a_stop_string_is_cut_for_late_readers_too():
     cut = len("andere Zeichen: ñ, 語, ж.")
     source = stream()
     source.publish(OPENED)
-    source.publish(Delta(*text.push(IDS, cut), 0, (), IDS, START + len(IDS), cut))
+    said = text.push(IDS, cut)
+    source.publish(Delta(said.reasoning, said.content, 0, (), IDS, START + len(IDS), cut))
     source.publish(closed())
     known = len(TOKENIZER.encode("3 Grüße"))
     assert IDS[:known] == tuple(TOKENIZER.encode("3 Grüße"))

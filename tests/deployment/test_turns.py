@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from deployment.engine.messages import Grammar, Sampling, Submit
-from deployment.turns import TurnText, after_thinking, append, choices, full_history, think_is_open, thinking_budget
+from deployment.parsing.turn_text import Said, TurnText, think_is_open
+from deployment.turns import after_thinking, append, choices, full_history, thinking_budget
 from model import DEMO
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -36,6 +37,29 @@ def test_boundary_lies_before_the_think_opener(template, tokenizer):
     prompt = full_history(template, tokenizer, [FACT])
     assert shown(tokenizer, prompt.ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert shown(tokenizer, prompt.ids[: prompt.stable_boundary]).endswith("4172.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("enable_thinking", [None, True, False])
+def test_a_template_that_keeps_thinking_leaves_the_boundary_before_an_open_block(template, tokenizer, enable_thinking):
+    prompt = full_history(template, tokenizer, [FACT], enable_thinking=enable_thinking, preserve_thinking=True)
+    assert think_is_open(tokenizer, prompt.opener) is (enable_thinking is True)
+    said = [FACT, {**NOTED, **({"reasoning_content": "Hm."} if enable_thinking else {})}, QUESTION]
+    second = full_history(template, tokenizer, said, enable_thinking=enable_thinking, preserve_thinking=True)
+    assert second.ids[: prompt.stable_boundary] == prompt.ids[: prompt.stable_boundary]
+
+
+def test_a_final_message_is_gone_on_with_where_it_ends(template, tokenizer):
+    def end(**message) -> str:
+        begun = {"role": "assistant", "content": "", **message}
+        prompt = full_history(template, tokenizer, [FACT, begun], continues=True)
+        assert shown(tokenizer, prompt.ids[: prompt.stable_boundary]).endswith("<|im_start|>assistant\n")
+        return shown(tokenizer, prompt.opener)
+
+    assert end(content="Noted, ") == "<think>\n\n</think>\n\nNoted, "
+    assert end(content=[{"type": "text", "text": "No"}]) == "<think>\n\n</think>\n\nNo"
+    assert end(content="No", reasoning_content="Hm.") == "<think>\nHm.\n</think>\n\nNo"
+    assert end(reasoning_content="Hm, ") == "<think>\nHm, "
+    assert end() == "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("enable_thinking", [None, True, False])
@@ -110,19 +134,19 @@ def test_thinking_and_answer_are_told_apart_wherever_the_rounds_cut(template, to
     }  # fmt: skip
     single = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
     pieces = [*(single.push([i]) for i in ids), single.flush()]
-    assert "".join(content for _, content in pieces) == whole.content == single.content
-    assert "".join(reasoning for reasoning, _ in pieces) == whole.reasoning == single.reasoning
+    assert "".join(piece.content for piece in pieces) == whole.content == single.content
+    assert "".join(piece.reasoning for piece in pieces) == whole.reasoning == single.reasoning
 
 
 def test_what_a_stop_string_takes_is_cut_off_the_last_ids_text(template, tokenizer):
     opener = full_history(template, tokenizer, [FACT], enable_thinking=False)
     text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
     ids = tokenizer.encode("Noted. caf\u00e9")
-    assert text.push(ids[:1])[1] + text.push(ids[1:], 5)[1] == "Noted."
-    assert text.flush() == ("", "") and text.message["content"] == "Noted."
+    assert text.push(ids[:1]).content + text.push(ids[1:], 5).content == "Noted."
+    assert text.flush() == Said() and text.message["content"] == "Noted."
     text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
     first_byte = tokenizer.encode("\u4e02")[:1]
-    assert text.push([*ids, *first_byte], 1) == ("", "Noted. caf\u00e9")  # half a character is one U+FFFD
+    assert text.push([*ids, *first_byte], 1) == Said("", "Noted. caf\u00e9")  # half a character is one U+FFFD
 
 
 def test_choices_differ_in_their_draws_and_names_only():
@@ -145,7 +169,7 @@ def test_thinking_budget_knows_whether_the_prompt_leaves_a_block_open(template, 
 def test_without_an_opener_all_text_is_the_answer(template, tokenizer):
     opener = full_history(template, tokenizer, [FACT], enable_thinking=False)
     text = TurnText(tokenizer, opener.ids[opener.stable_boundary :])
-    assert text.push(tokenizer.encode("\nNoted.")) == ("", "\nNoted.")
+    assert text.push(tokenizer.encode("\nNoted.")) == Said("", "\nNoted.")
     assert "reasoning_content" not in text.message
 
 

@@ -13,10 +13,11 @@ from deployment.engine.messages import Finished, Round, Sampling, Submit
 from deployment.engine.service import EngineService
 from deployment.keeper import SessionKeeper
 from deployment.ownership.log import Numbered
+from deployment.parsing.turn_text import TurnText
 from deployment.running import RunningTurn
 from deployment.session_log import began_record, ended_record, logged_turns, round_record
 from deployment.turn_stream import Place, TurnStream
-from deployment.turns import Prompt, TurnText
+from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Moved, Opened, TurnEvent, TurnRequest
 from tests.engine.driving import models, options, prompt
 
@@ -58,7 +59,7 @@ class Turn:
     def __init__(self, service: EngineService, records: list[Numbered] | None = None, submit: Submit = SUBMIT) -> None:
         self.log = Log()
         self.stream = TurnStream(
-            REQUEST.turn, 1, len(PROMPT.ids), lambda: TurnText(service.tokenizer, PROMPT.opener)
+            REQUEST.turn, 1, len(PROMPT.ids), lambda _: TurnText(service.tokenizer, PROMPT.opener)
         )  # fmt: skip
         course = over = None
         if records is not None:
@@ -104,7 +105,7 @@ def shown(events: list[TurnEvent]) -> list[TurnEvent]:
     return [*deltas, *(replace(event, seconds=0.0) for event in events if isinstance(event, Closed))]
 
 
-def logprobs(events: list[TurnEvent]) -> list[float]:
+def logprobs(events: list[TurnEvent]) -> list[float | None]:
     facts = [fact for event in events if isinstance(event, Delta) for fact in event.logprobs]
     return [value for fact in facts for value in (fact.logprob, *(logprob for _, logprob in fact.top))]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -132,6 +133,26 @@ def test_thinking_is_told_apart_from_the_answer(client: httpx.Client):
     answer = chat(client, [QUESTION], chat_template_kwargs={"enable_thinking": True}, max_tokens=120)
     message = answer["choices"][0]["message"]
     assert message["reasoning_content"] and "think>" not in message["reasoning_content"] + message["content"]
+
+
+def test_the_other_interfaces_reach_the_same_turns(client: httpx.Client, url: str):
+    """Through Serve, as `tests/deployment` has them without it: called, streamed, and a response that moves."""
+    expected = text(chat(client, [COUNT]))
+    asked: Any = {"model": "demo", "max_tokens": 60, "messages": [COUNT], "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0).messages.stream(**asked) as message:
+        assert "".join(message.text_stream) == expected
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
+    how: Any = {"model": "demo", "temperature": 0, "max_output_tokens": 60}
+    with api.responses.stream(input=FACT["content"], **how) as stream:
+        first = stream.get_final_response()
+    session = f"resp-{first.id[5:37]}"
+    moved = client.post(f"/v1/sessions/{session}/migrate", headers={"authorization": "Bearer k"}).json()
+    second = api.responses.create(input=QUESTION["content"], previous_response_id=first.id, **how)
+    assert moved["from"] != moved["to"] and "4172" in second.output_text and second.id[5:37] == first.id[5:37]
+    assert second.usage is not None and second.usage.input_tokens_details.cached_tokens > 20
+    assert api.responses.retrieve(first.id).output_text == first.output_text
+    counted = client.post("/tokenize", json={"messages": [COUNT]}).json()["count"]
+    assert counted == chat(client, [COUNT])["usage"]["prompt_tokens"]
 
 
 def test_response_format_binds_the_answer_and_not_the_thinking(client: httpx.Client):

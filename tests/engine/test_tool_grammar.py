@@ -410,7 +410,7 @@ def of(schema: Any, **more: Any) -> Grammar:
         (tools_grammar([{"type": "code"}]), r"tools\[0\] must be"),
         (tools_grammar([function("a>b", {})]), r"tools\[0\].function.name is 'a>b'"),
         (tools_grammar([WEATHER], named("plan")), "names the function 'plan', but tools has 'get_weather'"),
-        (tools_grammar([WEATHER], "any"), "tool_choice must be auto, required, or a function"),
+        (tools_grammar([WEATHER], "any"), "tool_choice must be none, auto, required, or a function"),
         (Grammar("tools", "[]"), "must be JSON"),
         (tools_grammar([function("search", {"a\n": {}})]), r"'search' has 'a\\n'"),
         (of({}, required=["q"]), "'search': 'q' is required, but properties does not have it"),

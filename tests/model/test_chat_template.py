@@ -168,3 +168,31 @@ def test_missing_and_broken_templates_are_refused(tmp_path: Path) -> None:
 def test_sha256_changes_with_the_template(tmp_path: Path) -> None:
     one = ChatTemplate.load(directory_with(tmp_path, "one")).sha256
     assert one != ChatTemplate.load(directory_with(tmp_path, "two")).sha256
+
+
+STRICT = """{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('System message must come first.') }}{%- endif -%}
+{%- if m.role not in ('system', 'user', 'assistant') -%}{{ raise_exception('Unexpected role.') }}{%- endif -%}
+[{{ m.role }}] {{ m.content }}
+{% endfor -%}"""
+
+
+def test_a_template_gets_instructions_in_roles_that_it_takes(tmp_path: Path) -> None:
+    template = ChatTemplate.load(directory_with(tmp_path, STRICT))
+    instructions = [
+        {"role": "system", "content": "a"},
+        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+    ]
+    said = template.render([*instructions, user("c"), {"role": "system", "content": "d"}, assistant("e")])
+    assert said == "[system] a\n\nb\n[user] c\n[user] d\n[assistant] e\n"
+
+
+def test_arguments_of_calls_are_walked_through_as_objects_whichever_form_a_client_sends() -> None:
+    template = ChatTemplate.load(DEMO / "target")
+
+    def shown(arguments: Any) -> str:
+        call = {"function": {"name": "f", "arguments": arguments}}
+        return template.render([user("w?"), assistant("", tool_calls=[call])])
+
+    assert shown('{"a": [1], "b": "x"}') == shown({"a": [1], "b": "x"}) and "<parameter=b>\nx\n" in shown('{"b": "x"}')
+    assert shown("") == shown({})

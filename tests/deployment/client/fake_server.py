@@ -13,10 +13,10 @@ from deployment.chat_format import ChatFormat
 from deployment.client.outage import Patience
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
+from deployment.parsing.turn_text import TurnText
 from deployment.refusal import refusal
 from deployment.sse import chunks
 from deployment.turn_stream import Place, TurnStream
-from deployment.turns import TurnText
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, Told
 from model import DEMO
 from model.tokenizer import Tokenizer
@@ -35,19 +35,20 @@ def published(cuts: Sequence[int], *, choices: int = 1, turn: str = TURN, text: 
     """A turn that is over: the text's ids in pieces that end at `cuts`, of all choices side by side. The last character
     is never completed, so that it comes with the end."""
     ids = tuple(TOKENIZER.encode(text))[:-1]
-    stream = TurnStream(turn, choices, START, lambda: TurnText(TOKENIZER, ()))
+    stream = TurnStream(turn, choices, START, lambda _: TurnText(TOKENIZER, ()))
     stream.publish(Opened("r1", "demo", 7, START, 8, FACTS, turn, choices=choices))
     texts = [TurnText(TOKENIZER, ()) for _ in range(choices)]
     for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         for choice, shown in enumerate(texts):
             new = ids[begin:end]
             facts = tuple(TokenFact(b"x", -float(position), ()) for position in range(begin, end)) if logprobs else ()
-            stream.publish(Delta(*shown.push(new), choice, facts, new, START + end))
+            said = shown.push(new)
+            stream.publish(Delta(said.reasoning, said.content, choice, facts, new, START + end))
     for choice, shown in enumerate(texts):
-        reasoning, content = shown.flush()
+        rest = shown.flush()
         stream.publish(
-            Closed("stop", len(ids), (2, 1), 2.5, 0.5, FACTS, choice, reasoning=reasoning, content=content)
-        )  # fmt: skip
+            Closed("stop", len(ids), (2, 1), 2.5, 0.5, FACTS, choice, reasoning=rest.reasoning, content=rest.content)
+        )
     return stream
 
 
@@ -84,7 +85,7 @@ def written(stream: TurnStream, after: str | None) -> bytes:
                 yield one
 
         shown = ChatFormat(opened.event)
-        return [part async for part in chunks(shown, events(), from_start=after is None, with_usage=True)]
+        return [part async for part in chunks(shown, events(), from_start=after is None, usage="end")]
 
     return "".join(_now(write())).encode()
 

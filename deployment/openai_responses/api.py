@@ -1,0 +1,202 @@
+"""The Responses interface. A stored response is a turn of a session, in which the responses that follow it go on.
+
+A response that follows another one than its session's newest begins a session of its own, with the same past.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deployment.errors import Refused, RequestError, invalid
+from deployment.openai_responses.format import (
+    ResponseFormat,
+    response_object,
+    session_name,
+    session_of,
+    status_of,
+    usage_of,
+)
+from deployment.openai_responses.items import input_items, output_items
+from deployment.openai_responses.schema import PromptBody, ResponsesBody
+from deployment.ownership.words import SessionKey
+from deployment.replica_calls import Replicas
+from deployment.request_reading import asking_of, turn_request
+from deployment.schemas import TurnBody, parse
+from deployment.session_api import SessionApi
+from deployment.sse import kept_alive
+from deployment.token_api import TokenApi
+from deployment.turn_api import TurnApi, begun, told_whole
+from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
+
+SESSION_MOVED_ON = "session_moved_on"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A response that its session knows. `messages`: the session's conversation; the response's own are those from
+    `begin` to `end`, of which the last is the answer. `facts`: what it repeats of its request."""
+
+    session: SessionInfo
+    name: str
+    turn: str
+    record: dict[str, Any]
+    facts: dict[str, Any]
+    begin: int
+    end: int
+    messages: tuple[dict[str, Any], ...]
+
+    @property
+    def newest(self) -> bool:
+        return self.session.running is None and self.session.turns[-1]["id"] == self.turn
+
+
+class ResponsesApi:
+    def __init__(self, turns: TurnApi, tokens: TokenApi, sessions: SessionApi, replicas: Replicas, model: str) -> None:
+        self._turns = turns
+        self._tokens = tokens
+        self._sessions = sessions
+        self._replicas = replicas
+        self._model = model
+
+    async def create(self, request: Request) -> Response:
+        document, size = await self._turns.document(request)
+        body = parse(ResponsesBody, document)
+        self._turns.check_model(body.model)
+        before = await self._before(request, body)
+        try:
+            return await self._created(request, document, size, body, before, before is not None and before.newest)
+        except RequestError as error:
+            if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or before is None:
+                raise
+            return await self._created(request, document, size, body, before, False)
+
+    async def _created(
+        self, request: Request, document: Any, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
+    ) -> Response:
+        past = list(before.messages[: before.end]) if before is not None else []
+        asking = asking_of(request, document)
+        if asking.key is not None:
+            raise invalid("x-session-id: a response is in the session that its id names", "x-session-id")
+        name = before.name if before is not None and goes_on else _new_session(asking.idempotency_key)
+        if body.store:
+            asking = replace(asking, key=SessionKey(asking.tenant, name), must_exist=goes_on, hint=None)
+        facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
+        note = {"facts": facts, "begin": len(past), "end": len(past) + len(body.given) + 1}
+        turn = replace(
+            turn_request(parse(TurnBody, body.chat(past)), "history", asking),
+            note=json.dumps(note, ensure_ascii=False),
+            follows=before.turn if before is not None and goes_on and body.store else None,
+        )
+        events = self._turns.events(await self._turns.seen(turn, size))
+        opened = await begun(events)
+        shown = ResponseFormat(opened, facts)
+        if body.stream:
+            parts = kept_alive(shown.events(events))
+            return StreamingResponse(parts, media_type="text/event-stream", headers=shown.headers)
+        return JSONResponse(shown.whole(await told_whole(opened, events)), headers=shown.headers)
+
+    async def count(self, request: Request) -> Any:
+        document, size = await self._turns.document(request)
+        body = parse(PromptBody, document)
+        before = await self._before(request, body)
+        past = list(before.messages[: before.end]) if before is not None else []
+        turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
+        encoded = await self._tokens.encoded(await self._turns.seen(turn, size))
+        return {"object": "response.input_tokens", "input_tokens": len(encoded.ids)}
+
+    async def show(self, request: Request, name: str) -> Any:
+        if request.query_params.get("stream") == "true":
+            raise invalid("stream: a response is shown whole; its stream is followed as its session's turn", "stream")
+        stored = await self._stored(request, name)
+        record = stored.record
+        # The session does not keep how many of the tokens were thinking: their text is counted again.
+        thought = stored.messages[stored.end - 1].get("reasoning_content", "")
+        counted = await self._tokens.encoded(TurnRequest("", "prompt", (), prompt=thought)) if thought else None
+        usage = usage_of(
+            record["prompt_tokens"], record["reused"], record["completion_tokens"], len(counted.ids) if counted else 0
+        )
+        output = output_items(stored.messages[stored.end - 1], stored.turn)
+        status = status_of(record["finish_reason"])
+        return response_object(name, self._model, stored.facts, status, output, usage)
+
+    async def inputs(self, request: Request, name: str) -> Any:
+        stored = await self._stored(request, name)
+        items = input_items(stored.messages[stored.begin : stored.end - 1], stored.turn)
+        if request.query_params.get("order", "desc") == "desc":
+            items.reverse()
+        names = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
+        return {"object": "list", "data": items, "has_more": False, **names}
+
+    async def delete(self, request: Request, name: str) -> Any:
+        """With the session that it is in, which is the only place where any of it is kept."""
+        stored = await self._stored(request, name)
+        await self._sessions.delete(request, stored.name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    async def cancel(self, request: Request, name: str) -> Any:
+        found = session_of(name)
+        if found is None:
+            raise _unknown(name)
+        session, turn = found
+        placement = await self._placed(request, session, name)
+        route = Route(str(placement.key), placement.owner, placement)
+        answer = await self._replicas.ask("cancel_turn", route, placement.key, turn)
+        if isinstance(answer, Refused):
+            raise answer.error
+        return await self.show(request, name)
+
+    # ------------------------------------------------------------------------------------------------ what is stored
+
+    async def _before(self, request: Request, body: PromptBody) -> Stored | None:
+        name = body.previous_response_id
+        return None if name is None else await self._stored(request, name)
+
+    async def _stored(self, request: Request, name: str) -> Stored:
+        found = session_of(name)
+        if found is None:
+            raise _unknown(name)
+        session, turn = found
+        placement = await self._placed(request, session, name)
+        route = Route(str(placement.key), placement.owner, placement)
+        known = await self._replicas.ask("session_info", route, placement.key)
+        if isinstance(known, Refused):
+            raise known.error
+        record = next((record for record in known.turns if record["id"] == turn), None)
+        if record is None and known.running == turn:
+            raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
+        if record is None:
+            raise _unknown(name)
+        note, newest = (json.loads(one["request"]["note"]) for one in (record, known.turns[-1]))
+        # Instructions stand before a conversation, and do not carry over.
+        messages = known.transcript[1 if newest["facts"]["instructions"] else 0 :]
+        return Stored(known, session, turn, record, note["facts"], note["begin"], note["end"], messages)
+
+    async def _placed(self, request: Request, session: str, name: str) -> Any:
+        try:
+            return await self._sessions.placement(request, session)
+        except RequestError as error:
+            raise (_unknown(name) if error.refused.status == 404 else error) from None
+
+    async def _defaults(self, body: ResponsesBody) -> dict[str, float]:
+        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
+        return {
+            "temperature": info.temperature if body.temperature is None else body.temperature,
+            "top_p": info.top_p if body.top_p is None else body.top_p,
+        }
+
+
+def _new_session(key: str | None) -> str:
+    """A request that is sent again under its key is in the same session."""
+    return session_name(secrets.token_hex(16) if key is None else hashlib.sha256(key.encode()).hexdigest()[:32])
+
+
+def _unknown(name: str) -> RequestError:
+    return RequestError(404, "response_not_found", f"response {name!r} does not exist", "response_id")

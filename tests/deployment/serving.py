@@ -1,0 +1,117 @@
+"""The HTTP interface with the demo model behind it, in this process: the real routes, replica and engine, without Ray.
+
+What is left out is what lies between ingress and replica, which `tests/e2e` has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from ray import serve
+
+from deployment.draining import Drainer
+from deployment.engine.service import EngineService
+from deployment.held_turn import call_later
+from deployment.ingress import Ingress, api
+from deployment.last_call import LastCall
+from deployment.prompting import Prompter
+from deployment.replica import EngineReplica
+from deployment.settings import AppArgs
+from deployment.turn_desk import TurnDesk
+from deployment.turn_table import TurnTable
+from deployment.wire import Route
+from tests.deployment.in_process import FakeService, World
+from tests.engine.driving import models, options
+
+
+@contextlib.contextmanager
+def serving(**more: Any) -> Iterator[str]:
+    """The URL of a server with one replica. `more`: options of its engine."""
+    world = World("x", service=iter([_engine(**more), FakeService()]).__next__)
+    replica = _replica(world)
+    ingress = _ingress(world, replica)
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patch:
+        # FastAPI's routes of Serve ask for the object whose methods they are.
+        patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=ingress))
+        server = uvicorn.Server(uvicorn.Config(api, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            world.replicas["a"].service.close()
+
+
+def _engine(**more: Any) -> EngineService:
+    return EngineService(models("dflash2"), options("dflash2", lanes=4, **{"images": 16, **more}))
+
+
+def _replica(world: World) -> EngineReplica:
+    """As its constructor makes it, but in a world without Ray. It starts with its first request."""
+    a = world.replicas["a"]
+    replica = EngineReplica.__new__(EngineReplica)
+    replica._id, replica._model, replica._service, replica._keeper = "a", "demo", a.service, a.keeper
+    replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
+    replica._prompter = Prompter(a.service, accept_new_weights=False)
+    replica._drainer = Drainer(a.keeper)
+    replica._cluster = _Cluster(world)  # pyright: ignore
+    replica._arrivals = a.arrivals
+    replica._desk = TurnDesk(
+        "a", "demo", a.service, a.keeper, replica._prompter, replica._turns, 30.0, call_later
+    )  # fmt: skip
+    return replica
+
+
+def _ingress(world: World, replica: EngineReplica) -> Any:
+    ingress: Any = object.__new__(Ingress.__bases__[0])  # the class that Serve has wrapped
+    ingress.connect(_Replicas(replica), _Cluster(world), AppArgs(), LastCall(_never, 1.0))
+    return ingress
+
+
+async def _never() -> bool:
+    return False
+
+
+class _Cluster:
+    """What ingress and replica ask of it."""
+
+    node = "x"
+
+    def __init__(self, world: World) -> None:
+        self._link = world.replicas["a"].link
+        self.locate = self._link.locate
+
+    async def with_room(self, beside: str) -> None:
+        return None
+
+
+class _Replicas:
+    """Of the one that there is."""
+
+    def __init__(self, replica: EngineReplica) -> None:
+        self._replica = replica
+
+    async def ask(self, method: str, route: Route, *args: Any) -> Any:
+        self._replica._start()
+        await asyncio.sleep(0)
+        return await getattr(self._replica, method)(route, *args)
+
+    async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def lost(self, replica: str | None) -> None: ...
+
+    async def all(self) -> list[Any]:
+        return [await self._replica.info()]

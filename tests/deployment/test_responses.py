@@ -1,0 +1,185 @@
+"""The Responses interface, with the `openai` client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.deployment.serving import serving
+
+COUNT = "Count from 3 in steps of 2, 12 numbers."
+NUMBERS = "3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25"
+TOOL: Any = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]},
+    "strict": True,
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def api(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="mine", max_retries=0)
+
+
+def ask(api: openai.OpenAI, said: Any = COUNT, **body: Any) -> Any:
+    return api.responses.create(
+        **{"model": "demo", "input": said, "temperature": 0, "max_output_tokens": 60, "store": False, **body}
+    )
+
+
+def test_a_response_says_what_was_asked_and_what_came(api: openai.OpenAI):
+    response = ask(api, metadata={"a": "b"}, instructions="Count.")
+    assert (response.output_text, response.status, response.object) == (NUMBERS, "completed", "response")
+    (item,) = response.output
+    assert item.type == "message" and item.id.startswith("msg_") and response.id.startswith("resp_")
+    assert (response.instructions, response.metadata, response.temperature) == ("Count.", {"a": "b"}, 0)
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert type(response.top_p) is float and response.tools == [] and response.text.format.type == "text"
+    short = ask(api, max_output_tokens=4)
+    assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_events_of_a_stream_are_numbered_and_build_the_response(api: openai.OpenAI):
+    with api.responses.stream(model="demo", input=COUNT, temperature=0, max_output_tokens=60, store=False) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert set(kinds[4:-4]) == {"response.output_text.delta"} and kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == final.output_text == NUMBERS
+
+
+def test_thinking_and_calls_are_items_the_same_whole_and_streamed(api: openai.OpenAI):
+    def shape(response: Any) -> list[Any]:
+        dumped = [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in response.output]
+        return json.loads(json.dumps(dumped).replace('"parsed": null, ', ""))
+
+    thinking: Any = {"input": "What is my locker code?", "reasoning": {"effort": "high"}, "max_output_tokens": 120}
+    calling: Any = {"input": "Add.", "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 120}
+    for body, kinds in ((thinking, ["reasoning", "message"]), (calling, ["function_call"])):
+        whole = ask(api, **{"said": body["input"], **{k: v for k, v in body.items() if k != "input"}})
+        with api.responses.stream(model="demo", temperature=0, store=False, **body) as stream:
+            final = stream.get_final_response()
+        assert [item.type for item in whole.output][: len(kinds)] == kinds
+        assert [item.type for item in final.output] == [item.type for item in whole.output]
+        assert [getattr(i, "arguments", None) for i in final.output] == [
+            getattr(i, "arguments", None) for i in whole.output
+        ]
+        assert final.output_text == whole.output_text
+        assert (whole.usage.output_tokens_details.reasoning_tokens > 0) == ("reasoning" in kinds)
+        assert shape(whole)
+    assert type(json.loads(whole.output[0].arguments)["a"]) is int
+
+
+def test_a_stored_response_is_gone_on_from_and_its_state_is_reused(api: openai.OpenAI):
+    first = ask(api, "My locker code is 4172.", store=True)
+    second = ask(api, "What is my locker code?", store=True, previous_response_id=first.id)
+    alone = ask(api, [
+        {"role": "user", "content": "My locker code is 4172."}, *first.output,
+        {"role": "user", "content": "What is my locker code?"},
+    ])  # fmt: skip
+    assert second.output_text == alone.output_text and second.previous_response_id == first.id
+    spent = first.usage.input_tokens + first.usage.output_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= spent - 2, "the first turn's end was reused"
+    assert second.id[:37] == first.id[:37], "one session"
+
+
+def test_who_goes_on_from_an_older_response_has_its_past_alone(api: openai.OpenAI):
+    first = ask(api, COUNT, store=True)
+    texts = [ask(api, said, store=True, previous_response_id=first.id) for said in ("One.", "Two.")]
+    again = ask(api, "One.", store=True, previous_response_id=first.id)
+    assert again.output_text == texts[0].output_text and len({one.id[:37] for one in (first, texts[1], again)}) == 3
+    items = [item.content[0].text for item in api.responses.input_items.list(texts[1].id)]  # pyright: ignore
+    assert items == ["Two."]
+
+
+def test_a_stored_response_is_shown_as_it_was_until_it_is_deleted(api: openai.OpenAI):
+    made = ask(
+        api, [{"role": "user", "content": [{"type": "input_text", "text": COUNT}]}], store=True, metadata={"k": "v"}
+    )
+    shown = api.responses.retrieve(made.id)
+    assert shown == made
+    assert [item.type for item in api.responses.input_items.list(made.id)] == ["message"]
+    api.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        api.responses.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        ask(api, previous_response_id=made.id)
+
+
+def test_instructions_do_not_carry_over_and_tools_may_change(api: openai.OpenAI):
+    first = ask(api, COUNT, store=True, instructions="Be brief.", tools=[TOOL], tool_choice="none")
+    second = ask(api, "And then?", store=True, previous_response_id=first.id)
+    third = ask(api, "And then?", store=True, previous_response_id=second.id, instructions="Be kind.")
+    assert second.instructions is None and second.tools == [] and third.instructions == "Be kind."
+    plain = api.responses.input_tokens.count(model="demo", input="x", previous_response_id=third.id)
+    told = api.responses.input_tokens.count(model="demo", input="x", previous_response_id=third.id, instructions="y z")
+    assert third.usage.input_tokens < plain.input_tokens < told.input_tokens
+
+
+def test_results_of_calls_are_taken(api: openai.OpenAI):
+    first = ask(api, "Add.", tools=[TOOL], tool_choice="required", store=True, max_output_tokens=120)
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "7"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    second = ask(api, results, tools=[TOOL], tool_choice="none", previous_response_id=first.id, store=True)
+    assert second.status in ("completed", "incomplete") and all(item.type == "message" for item in second.output)
+
+
+def test_others_do_not_see_a_response(api: openai.OpenAI, url: str):
+    made = ask(api, store=True)
+    other = openai.OpenAI(base_url=f"{url}/v1", api_key="other", max_retries=0)
+    with pytest.raises(openai.NotFoundError):
+        other.responses.retrieve(made.id)
+
+
+def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: openai.OpenAI):
+    stream = ask(api, "One day", store=True, stream=True, max_output_tokens=2000, temperature=1, top_p=1)
+    created = next(iter(stream)).response
+    with pytest.raises(openai.ConflictError):
+        api.responses.retrieve(created.id)
+    api.responses.cancel(created.id)
+    last = list(stream)[-1]
+    shown = api.responses.retrieve(created.id)
+    assert last.type in ("response.failed", "response.completed") and shown.status == last.response.status
+    with pytest.raises(openai.ConflictError):
+        api.responses.cancel(created.id)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"background": True}, 400, "background"),
+        ({"truncation": "auto"}, 400, "truncation"),
+        ({"conversation": "c"}, 400, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"previous_response_id": "resp_x"}, 404, "response_id"),
+        ({"model": "gpt"}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(url: str, change: dict[str, Any], status: int, param: str):
+    answer = httpx.post(f"{url}/v1/responses", json={"input": "x", **change}, timeout=60)
+    error = answer.json()["error"]
+    assert answer.status_code == status and error["param"].startswith(param), error
