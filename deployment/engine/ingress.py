@@ -19,10 +19,10 @@ class Row(NamedTuple):
     """One row's numbers. `slot`: its image. `lane`: where its pending features and its page tables lie. `history`:
     where its penalties do. `frontier`, `anchor`: F and the token at F. `extent`: P. `live`: columns that are verified,
     P + 1, and 0 in padding. `columns`: those that the drafter computes. `context`, `pending`: where the draft context
-    ends, and how many features are taken into it. `shift`: rotary
-    position minus ordinal of its columns, behind media. `mask`: which of the round's masks is its own, -1 for none. Row
-    `told` of the batch wants the log-probabilities that this row has room for. The rest is what
-    `kernels.acceptance.RowSampling` and `kernels.penalties.RowPenalties` say."""
+    ends, and how many features are taken into it. `shift`: rotary position minus ordinal of its columns, behind media.
+    `mask`: which of the round's masks is its own, -1 for none. Row `told` of the batch wants the log-probabilities that
+    this row has room for. The rest is what `kernels.acceptance.RowSampling` and `kernels.penalties.RowPenalties`
+    say."""
 
     slot: int
     lane: int

@@ -51,7 +51,7 @@ class RowMaker:
         for index, (lane, extent) in enumerate(zip(lanes, extents, strict=True)):
             memory, frontier = lane.memory, lane.frontier - back
             rows.append(
-                Row._make(
+                Row._make(  # in the order of its fields
                     (
                         memory.slot,
                         lane.row,
