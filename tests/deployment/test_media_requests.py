@@ -46,8 +46,10 @@ def asked(body: dict[str, Any], *, append: bool = False, **limits: Any) -> TurnR
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
-    answer = asyncio.run(api.append(request, SessionKey("", "s")) if append else api.chat(request))
-    assert answer.status_code == REFUSED.status
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(api.append(request, SessionKey("", "s")) if append else api.chat(request))
+    if caught.value.refused != REFUSED:
+        raise caught.value
     (turn,) = stream.turns
     return turn
 
