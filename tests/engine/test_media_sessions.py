@@ -186,7 +186,8 @@ def test_a_fork_inside_the_second_image_and_at_the_end_goes_on_as_its_parent_wou
     engine.run(ids, media=media, session="s", stable_boundary=inside, max_tokens=TOKENS, ignore_eos=True)
     ledger, expected = undisturbed()
     for child, frontier, reused in (("c", None, len(ledger) - 1), ("d", inside, inside)):
-        assert isinstance(engine.call(Fork("f", "s", child, frontier)), Imported)
+        past = None if frontier is None else tuple(ids[:frontier])
+        assert isinstance(engine.call(Fork("f", "s", child, past, media)), Imported)
         turn = engine.submit(ledger + MORE, media=media, session=child, max_tokens=TOKENS, ignore_eos=True)
         engine.steps()
         assert engine.finished(turn).token_ids == expected
