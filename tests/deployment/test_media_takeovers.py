@@ -28,11 +28,11 @@ TOKENS = 16
 class Prompts:
     """Of requests that say in their text which of the prompts they mean."""
 
-    def alone(self, request: TurnRequest) -> Prompt:
+    async def alone(self, request: TurnRequest) -> Prompt:
         ids, media = FIRST
         return Prompt(ids, len(ids) - 1, media=media)
 
-    def appended(self, request: TurnRequest, session: Session) -> Prompt:
+    async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         ids, media = longer(session.ledger, session.media)
         return Prompt(ids, len(ids) - 1, media=media)
 
