@@ -142,6 +142,16 @@ def anthropic_part(part: dict[str, Any], place: str) -> MediaPart | None:
     return MediaPart("image", Inline(declared, data), f"{place}.data")
 
 
+def checked(reader: PartReader, part: Any) -> Any:
+    """The part, if the reader takes it: for models of a request's body, which know its place. Raises ValueError."""
+    if isinstance(part, dict):
+        try:
+            reader(part, "")
+        except RequestError as error:
+            raise ValueError(error.refused.message.removeprefix(".")) from None
+    return part
+
+
 def _kind(part: dict[str, Any], place: str, known: tuple[str, ...]) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in known:

@@ -361,7 +361,12 @@ def _kind(value: Any) -> type:
 
 
 def _explained(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
+    if first["type"] == "string_type" and isinstance(first["input"], list):
+        # Text, or a list of parts: whoever sent a list wants to know what is wrong in it.
+        stem = first["loc"][:-1]
+        inside = (other for other in others if other["loc"][: len(stem)] == stem and len(other["loc"]) > len(stem) + 1)
+        first = next(inside, first)
     # Members of a union and validators add their own names to the location; the client knows only fields and indices.
     param = field_name(part for part in first["loc"] if isinstance(part, int) or ("[" not in part and part != "str"))
     message = first["msg"].removeprefix("Value error, ")

@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
+from deployment.content_parts import anthropic_part, checked
 from deployment.schemas import StopString
 
 _LENIENT = ConfigDict(extra="ignore")
@@ -28,6 +29,11 @@ class ImageBlock(BaseModel):
 
     type: Literal["image"]
     source: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _image(cls, block: Any) -> Any:
+        return checked(anthropic_part, block)
 
     @property
     def url(self) -> str:

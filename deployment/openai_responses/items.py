@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
 from pydantic.types import Discriminator
+
+from deployment.content_parts import checked, responses_part
 
 _LENIENT = ConfigDict(extra="ignore")
 
@@ -20,6 +22,12 @@ class Part(BaseModel):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _image(cls, part: Any) -> Any:
+        shown = isinstance(part, dict) and part.get("type") == "input_image"
+        return checked(responses_part, part) if shown else part
 
     @property
     def chat(self) -> dict[str, Any]:

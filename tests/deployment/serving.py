@@ -33,9 +33,11 @@ from tests.engine.driving import models, options
 
 
 @contextlib.contextmanager
-def serving(**more: Any) -> Iterator[str]:
-    """The URL of a server with one replica. `more`: options of its engine."""
-    world = World("x", service=iter([_engine(**more), FakeService()]).__next__)
+def serving(service: EngineService | None = None, **more: Any) -> Iterator[str]:
+    """The URL of a server with one replica. `service`: its engine, which stays its owner's, or else one of the demo
+    model, with `more` options."""
+    engine = service or _engine(**more)
+    world = World("x", service=iter([engine, FakeService()]).__next__)
     replica = _replica(world)
     ingress = _ingress(world, replica)
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patch:
@@ -49,7 +51,8 @@ def serving(**more: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(20)
-            world.replicas["a"].service.close()
+            if service is None:
+                engine.close()
 
 
 def _engine(**more: Any) -> EngineService:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from deployment.wire import TurnRequest
 from model.tokenizer import Tokenizer
 from tests.deployment.media_files import animation, noise, picture
 from tests.deployment.seeing_text import IMAGE, TOKENS, VIDEO, write_text
+from tests.deployment.serving import serving
 from tests.model.parity import randomise
 from tests.model.test_vision import TEXT, VISION
 
@@ -142,3 +144,62 @@ def test_a_request_s_tokens_are_those_of_transformers_for_the_same_bytes(
     prompt = seeing.prompt(*parts)
     assert len(prompt.media) == len(images) + bool(frames)
     assert seeing.continued(prompt) == seeing.oracle(prompt, images, frames)
+
+
+def test_an_image_says_the_same_through_every_interface(seeing: Seeing):
+    """Chat completions, Responses and Anthropic's messages, each in its own form."""
+    data = base64.b64encode(FIRST).decode()
+    url, asked = f"data:image/png;base64,{data}", "See."
+    inline = {"type": "base64", "media_type": "image/png", "data": data}
+    bodies: dict[str, dict[str, Any]] = {
+        "chat/completions": {
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}},
+                                                      {"type": "text", "text": asked}]}],
+            "max_tokens": NEW_TOKENS,
+        },
+        "responses": {
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"},
+                                                   {"type": "input_text", "text": asked}]}],
+            "max_output_tokens": NEW_TOKENS, "store": False,
+        },
+        "messages": {
+            "messages": [{"role": "user", "content": [{"type": "image", "source": inline},
+                                                      {"type": "text", "text": asked}]}],
+            "max_tokens": NEW_TOKENS,
+        },
+    }  # fmt: skip
+    with serving(seeing.service) as server:
+        answers = {
+            name: httpx.post(f"{server}/v1/{name}", json={"model": "demo", "temperature": 0, **body}, timeout=60)
+            for name, body in bodies.items()
+        }
+    for name, answer in answers.items():
+        assert answer.status_code == 200, (name, answer.text)
+    said = {name: answer.json() for name, answer in answers.items()}
+    texts = {
+        said["chat/completions"]["choices"][0]["message"]["content"],
+        "".join(part["text"] for item in said["responses"]["output"] for part in item["content"]),
+        "".join(block["text"] for block in said["messages"]["content"]),
+    }
+    assert len(texts) == 1
+    used = said["chat/completions"]["usage"]["prompt_tokens"]
+    assert said["responses"]["usage"]["input_tokens"] == used
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "field"),
+    [
+        ("responses", {"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ("responses", {"type": "input_image", "image_url": "file:///etc/passwd"}, "image_url"),
+        ("messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "source.type"),
+        ("messages", {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, "source.data"),
+    ],
+)
+def test_an_image_in_a_form_that_is_not_supported_is_refused_by_field(
+    seeing: Seeing, name: str, part: dict[str, Any], field: str
+):
+    content = [{"role": "user", "content": [part]}]
+    said = {"input": content} if name == "responses" else {"messages": content, "max_tokens": 4}
+    with serving(seeing.service) as server:
+        answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", **said}, timeout=60)
+    assert answer.status_code == 400 and field in answer.json()["error"]["message"], answer.text
