@@ -36,7 +36,8 @@ class AppArgs(BaseModel):
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
     `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
     videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
-    image; `media_frames`, `media_seconds`: of a video.
+    image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
+    replica's device.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -81,6 +82,7 @@ class AppArgs(BaseModel):
     media_pixels: int = Field(default=_MEDIA.pixels, ge=1)
     media_frames: int = Field(default=_MEDIA.frames, ge=2)
     media_seconds: float = Field(default=_MEDIA.seconds, gt=0)
+    media_cache_bytes: int = Field(default=512 << 20, ge=1)
     own_process: bool | None = None
     capture: Capture = "start"
     check_invariants: bool = False
@@ -157,6 +159,7 @@ class AppArgs(BaseModel):
             images=self.images,
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
+            media_cache_bytes=self.media_cache_bytes,
             durable=self.durable,
             durable_bytes=self.durable_bytes,
             own_process=self.own_process,

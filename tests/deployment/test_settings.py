@@ -58,6 +58,16 @@ def test_images_and_checks_are_the_engines_matter_and_a_negative_least_is_refuse
         replace(options, image_min_tokens=-1)
 
 
+def test_whatever_an_engine_can_be_told_under_a_name_it_is_told_by_the_application():
+    """A setting that the application takes and forgets to pass on would be a silent default."""
+    given: dict[str, Any] = {
+        "lanes": 3, "images": 5, "pages": 700, "media_cache_bytes": 9, "queue_turns": 11, "staged_bytes": 13,
+        "max_stall_ms": 17.0, "queue_seconds": 19.0, "tenant_lanes": 2, "preempt_seconds": 23.0, "durable_bytes": 29,
+    }  # fmt: skip
+    options = AppArgs(**given).engine_options()
+    assert {name: getattr(options, name) for name in given} == given
+
+
 def test_media_have_limits_and_hosts_are_a_list_or_text():
     assert AppArgs().media_limits == MediaLimits()
     for hosts in ("a.org, *.b.org:8443", ["a.org", "*.b.org:8443"]):
