@@ -84,20 +84,21 @@ class Forking:
         past = record if at is None else past_of(record, found(record, at))
         async with self._keeper.creating(child_key, past, session) as child:
             if child.ledger:
-                await self._fork_state(session, child, None if at is None else child.ledger)
+                await self._fork_state(session, child)
         return child
 
-    async def _fork_state(self, session: Session, child: Session, ledger: tuple[int, ...] | None) -> None:
-        """What is not found is prefilled: the child is whole by its ledger."""
+    async def _fork_state(self, session: Session, child: Session) -> None:
+        """What leads to the child's ledger, whatever the parent does meanwhile. What is not found, or finds no room, is
+        prefilled: the child is whole by its ledger."""
         media = tuple(map(without_pixels, child.media))
-        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id, ledger, media)
+        fork = Fork(secrets.token_hex(8), session.engine_id, child.engine_id, child.ledger, media)
         try:
             await self._service.call(fork)
         except EngineError as error:
-            if error.code not in (UNKNOWN_SESSION, UNKNOWN_CHECKPOINT):
+            if error.code not in (UNKNOWN_SESSION, UNKNOWN_CHECKPOINT, OVERLOADED):
                 raise
             if error.code == UNKNOWN_SESSION and session.free:
-                with contextlib.suppress(RequestError, EngineError):
+                with contextlib.suppress(RequestError, EngineError), self._still(session):
                     await self._keeper.bring_back(session)
                     await self._service.call(fork)
 

@@ -201,12 +201,14 @@ class SessionKeeper:
             opened = await self._taken_new(key)
             session = self._sessions[key] = Session.of_record(key, opened.epoch, past)
             session.foreign, session.created = like.foreign, like.created
+            session.moving = True  # who leaves does not take along what is half made
             try:
                 yield session
                 await self.settle(session)
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
                 await self.abandon(session)
                 raise
+            session.moving = False
 
     async def create_empty(self, key: SessionKey) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
@@ -257,6 +259,7 @@ class SessionKeeper:
         await self._durable.turn_ended(session)
 
     async def _settle(self, session: Session, turn: str | None) -> None:
+        still = session.moving
         session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
             await self.write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
@@ -266,7 +269,7 @@ class SessionKeeper:
         except (NotOwned, TimeoutError):
             raise session_unavailable(session.key.session, "its copies do not answer") from None
         finally:
-            session.moving = False
+            session.moving = still
 
     async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
         try:

@@ -16,6 +16,7 @@ from deployment.parsing.tool_calls import WrittenCall
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16
+_MAX_VISITS = 1000
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 """Templates of the Qwen family write Python's words for them in a history, and models write what they have read."""
 
@@ -31,25 +32,37 @@ def arguments_of(call: WrittenCall, schema: Mapping[str, Any] | None) -> str:
     return json.dumps(values, ensure_ascii=False)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema allows; all of them where it does not say, or cannot be understood."""
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return _TYPES
-    given = schema.get("type")
-    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    types = frozenset(name for name in named if isinstance(name, str)) & _TYPES or _TYPES
-    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
-        if isinstance(values, list) and values:
-            types &= frozenset().union(*map(_types_of_value, values))
-    if isinstance(schema.get("$ref"), str):
-        types &= types_of(_led_to(schema["$ref"], root), root, depth + 1)
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(parts := schema.get(keyword), list) and parts:
-            types &= frozenset().union(*(types_of(part, root, depth + 1) for part in parts))
-    if isinstance(parts := schema.get("allOf"), list):
-        for part in parts:
-            types &= types_of(part, root, depth + 1)
-    return types or frozenset({"string"})
+    return _SchemaTypes(root).of(schema)
+
+
+class _SchemaTypes:
+    """References may branch as often as they are followed: after so many parts, nothing more is understood."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._visits = 0
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        self._visits += 1
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._visits > _MAX_VISITS:
+            return _TYPES
+        given = schema.get("type")
+        named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        types = frozenset(name for name in named if isinstance(name, str)) & _TYPES or _TYPES
+        for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+            if isinstance(values, list) and values:
+                types &= frozenset().union(*map(_types_of_value, values))
+        if isinstance(schema.get("$ref"), str):
+            types &= self.of(_led_to(schema["$ref"], self._root), depth + 1)
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(parts := schema.get(keyword), list) and parts:
+                types &= frozenset().union(*(self.of(part, depth + 1) for part in parts))
+        if isinstance(parts := schema.get("allOf"), list):
+            for part in parts:
+                types &= self.of(part, depth + 1)
+        return types or frozenset({"string"})
 
 
 def _led_to(reference: str, root: Mapping[str, Any]) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.messages import Drop
+from deployment.engine.errors import OVERLOADED, EngineError
+from deployment.engine.messages import Drop, Fork
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import MOST_CHECKPOINTS, Forking
@@ -180,5 +181,24 @@ def test_the_past_can_be_forked_while_a_turn_runs_but_not_kept():
             assert await say(a, child, ASKED) == second
             long.cancel()
             await long.ended()
+
+    run(steps)
+
+
+def test_a_fork_for_which_the_device_has_no_room_is_made_of_its_tokens():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            session, expected = await first_turns(a)
+            call = a.service.call
+
+            async def full(command: Any) -> Any:
+                if isinstance(command, Fork):
+                    raise EngineError(OVERLOADED, "no room")
+                return await call(command)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(a.service, "call", full)
+                child = await fork(a, ForkAt(checkpoint="one"), session)
+            assert await say(a, child, ASKED) == expected
 
     run(steps)

@@ -546,6 +546,21 @@ def test_what_is_left_of_a_fork_that_was_never_made_is_unknown_or_begins_as_a_ne
     run(steps)
 
 
+def test_a_session_that_is_being_made_or_kept_still_is_not_for_others_to_move():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+        async with a.keeper.creating(key, parent.record(), parent) as child:
+            a.service.held.add(child.engine_id)
+            assert child.moving
+        assert child.free
+        parent.moving = True  # somebody keeps it still meanwhile
+        await a.keeper.recorded(parent)
+        assert parent.moving
+
+    run(steps)
+
+
 def test_two_who_fork_to_one_name_at_once_make_one_session():
     async def steps(world: World) -> None:
         parent = await turn(world, "a", 1, 2, 3)

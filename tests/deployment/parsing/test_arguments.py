@@ -71,3 +71,10 @@ def test_parameters_that_no_schema_names_are_text_unless_it_says_what_others_are
 def test_arguments_keep_their_order_and_their_characters():
     call = WrittenCall("f", (("z", "ü"), ("a", "x\ny")))
     assert arguments_of(call, {}) == '{"z": "ü", "a": "x\\ny"}' and arguments_of(WrittenCall("f", ()), {}) == "{}"
+
+
+def test_a_schema_whose_references_branch_without_end_is_read_in_no_time():
+    again = {"$ref": "#/$defs/a"}
+    root = {"$defs": {"a": {"anyOf": [again] * 16}}, "properties": {"x": again}}
+    call = WrittenCall("f", (("x", "4"),))
+    assert arguments_of(call, root) == '{"x": 4}'
