@@ -11,8 +11,11 @@ MAX_SIDE = 16_384
 MAX_FRAME_PIXELS = 4096 * 2304
 """Of one frame of a video. A decoder holds up to 16 of them, and more of its own."""
 
+MAX_SAMPLES = 1 << 19
+"""Of a video file, beside its frames: packets of sound, subtitles. A file claims a million of them in twenty bytes."""
+
 DECODE_SECONDS = 60.0
-"""A small file can hold work for hours: one item gets no more than that."""
+"""A small file can hold work for hours: the media of one request together get no more than that."""
 
 BYTES_A_PIXEL = 16
 """What decoding an image takes at most, beside its file: a decoder's own planes, what it leaves, and RGB."""
