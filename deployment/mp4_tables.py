@@ -50,6 +50,8 @@ def check_tables(data: bytes, limits: MediaLimits) -> None:
                 samples += count
                 entries += 0 if name == b"stsz" and _word(data, place + 4) else count // 2
             else:
+                if name == b"sbgp":  # says first what it groups by
+                    count = _word(data, place + (12 if data[place : place + 1] == b"\1" else 8))
                 entries += count * _ENTRY_BYTES[name]
                 if name == b"stsc" and entries <= len(data):
                     longest = max(longest, _longest(data, place + 8, count))

@@ -240,7 +240,7 @@ def test_every_way_to_cut_or_damage_a_file_is_refused_or_decoded_and_nothing_els
             for place in random.integers(0, len(data), random.integers(1, 4)):
                 harmed[place] = random.integers(0, 256)
             harmed = harmed[: random.integers(1, len(data) + 1)] if random.random() < 0.3 else harmed
-            for read in (decode_image, lambda *given: list(open_video(*given, Deadline()).frames((0, 1)))):
+            for read in (decode_image, lambda data, limits: list(open_video(data, limits, Deadline()).frames((0, 1)))):
                 with contextlib.suppress(MediaError):
                     read(bytes(harmed), MediaLimits(pixels=1 << 16))
 
