@@ -12,7 +12,8 @@ MAX_FRAME_PIXELS = 4096 * 2304
 """Of one frame of a video. A decoder holds up to 16 of them, and more of its own."""
 
 MAX_SAMPLES = 1 << 19
-"""Of a video file, beside its frames: packets of sound, subtitles. A file claims a million of them in twenty bytes."""
+"""What a video file may claim beyond `MediaLimits.frames`: other tracks of pictures, and fragments. FFmpeg takes about
+36 bytes for each."""
 
 DECODE_SECONDS = 60.0
 """A small file can hold work for hours: the media of one request together get no more than that."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from deployment.media import Deadline, EndsEarly, Video, check_size
 from deployment.media_limits import MAX_FRAME_PIXELS, MediaLimits
-from deployment.mp4_tables import check_tables
+from deployment.mp4_tables import check_tables, pictures_alone
 from model.errors import MediaError
 
 # Named, so that no other demuxer is tried: some of them are playlists, and open what a file tells them to.
@@ -25,6 +25,7 @@ _DEMUXERS = {"MP4": "mov", "Matroska": "matroska"}
 def open_container(data: bytes, kind: Literal["MP4", "Matroska"], limits: MediaLimits, deadline: Deadline) -> Video:
     """Reads the container and no frame. Raises MediaError: also where PyAV is not installed."""
     if kind == "MP4":
+        data = pictures_alone(data)
         check_tables(data, limits)
     with _opened(data, kind) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height

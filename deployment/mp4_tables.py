@@ -19,12 +19,28 @@ _STREAMS = (b"trak", b"data", b"infe")
 """Tracks, and what FFmpeg makes streams of beside them: covers and pictures."""
 
 _NAMES = re.compile(b"|".join((*_ENTRY_BYTES, b"stsz|stz2|trun|moof|sidx|tfra|cmov|schm|senc|tenc", *_STREAMS)))
+_FREE = b"skip"
+"""FFmpeg looks into what is named `free`, not into this."""
+
 _BLOCK = 512
 """FFmpeg's index has an entry for each so many samples of uncompressed sound, or for more of them."""
 
 
+def pictures_alone(data: bytes) -> bytes:
+    """The file with its other tracks made free space: sound has millions of samples, and nobody asks for them. Raises
+    MediaError for what is no sequence of boxes."""
+    silent = bytearray(data)
+    for name, _, content, end in _boxes(data, 0, len(data)):
+        if name == b"moov":
+            for inner, first, _, last in _boxes(data, content, end):
+                if inner == b"trak" and data.find(b"vide", first, last) < 0:
+                    silent[first + 4 : first + 8] = _FREE
+    return bytes(silent)
+
+
 def check_tables(data: bytes, limits: MediaLimits) -> None:
-    """Raises MediaError for tables that claim more samples than may be, or more entries than the file has bytes for."""
+    """`data`: of `pictures_alone`. Raises MediaError for tables that claim more samples than may be, or more entries
+    than the file has bytes for."""
     samples = entries = fragments = streams = 0
     for begin, end in _parts(data):
         chunks = longest = 0
@@ -67,15 +83,15 @@ def check_tables(data: bytes, limits: MediaLimits) -> None:
 def _check_samples(count: int, limits: MediaLimits) -> None:
     most = limits.frames + MAX_SAMPLES
     if count > most:
-        raise MediaError(f"claims {count} samples and fragments, of pictures and sound; at most {most} are taken")
+        raise MediaError(f"claims {count} samples and fragments; at most {most} are taken")
 
 
 def _parts(data: bytes) -> Iterator[tuple[int, int]]:
     """Where boxes are, other than media data: those of a header one by one, as each track has its own tables."""
     for name, begin, content, end in _boxes(data, 0, len(data)):
         if name == b"moov":
-            yield from ((first, last) for _, first, _, last in _boxes(data, content, end))
-        elif name != b"mdat":
+            yield from ((first, last) for inner, first, _, last in _boxes(data, content, end) if inner != _FREE)
+        elif name not in (b"mdat", _FREE):
             yield begin, end
 
 

@@ -40,6 +40,7 @@ def filmed(
     rotation: int | None = None,
     rate: int = 25,
     options: dict[str, str] | None = None,
+    sound: str | None = None,
 ) -> bytes:
     import av
 
@@ -50,9 +51,15 @@ def filmed(
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         if rotation is not None:
             stream.set_display_rotation(rotation)
+        heard: Any = file.add_stream(sound, rate=48_000, layout="mono") if sound else None
         for frame in frames:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         file.mux(stream.encode(None))
+        if heard is not None:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 600_000), np.int16), format="s16", layout="mono")
+            silence.sample_rate = 48_000
+            file.mux(heard.encode(silence))
+            file.mux(heard.encode(None))
     return out.getvalue()
 
 
@@ -180,6 +187,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a film whose second picture is of 13,000 x 13,000 pixels": lambda: film_of(grey(64), grey(13_000)),
     "a film with a table of 2^28 entries": lambda: film_with_a_table_of(1 << 28),
     "a film of 2^24 frames of a byte": lambda: film_with_a_sample_of_one_byte(1 << 24),
+    "a film of 2^24 frames whose header is called free space": lambda: film_with_a_sample_of_one_byte(1 << 24).replace(
+        b"moov", b"free"
+    ),
     "a film whose last fragment has 2^24 frames": lambda: (
         filmed(shades(2), options={"movflags": "frag_keyframe+empty_moov"}) + fragment_of(1 << 24)
     ),

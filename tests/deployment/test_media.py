@@ -132,6 +132,18 @@ def test_frames_of_a_video_are_those_of_transformers_for_the_same_bytes(
     assert np.array_equal(np.stack(list(video.frames(numbers))), oracle)
 
 
+@pytest.mark.parametrize("sound, container", [("aac", "mp4"), ("pcm_s16le", "mov")])
+def test_sound_changes_nothing_however_many_samples_it_has(sound: str, container: str) -> None:
+    fragments = {"movflags": "frag_keyframe+empty_moov"} if sound == "aac" else {}
+    for options in ({}, fragments):
+        silent, heard = (
+            open_video(filmed(shades(6), container=container, options=options, sound=how), LIMITS, Deadline())
+            for how in (None, sound)
+        )
+        assert heard.total == silent.total == 6 and heard.fps == silent.fps
+        assert np.array_equal(list(heard.frames(range(6))), list(silent.frames(range(6))))
+
+
 def test_a_video_that_was_filmed_upright_is_upright() -> None:
     frame = np.zeros((48, 64, 3), np.uint8)
     frame[:24, :32] = 255  # the upper left of what the sensor saw
