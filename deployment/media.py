@@ -53,7 +53,7 @@ def decode_image(data: bytes, limits: MediaLimits) -> np.ndarray:
         return _rgb(image)
 
 
-def open_video(data: bytes, limits: MediaLimits) -> Video:
+def open_video(data: bytes, limits: MediaLimits, deadline: Deadline) -> Video:
     """A video file, or an animated GIF, WebP or PNG. Raises MediaError: also where a file's decoder is missing."""
     kind = format_of(data)
     if kind not in MOVING:
@@ -61,16 +61,16 @@ def open_video(data: bytes, limits: MediaLimits) -> Video:
     if kind in ("MP4", "Matroska"):
         from deployment.media_video import open_container
 
-        return open_container(data, kind, limits)
+        return open_container(data, kind, limits, deadline)
     total = _count(data, kind)
     if total < 2:
         raise MediaError(f"is a {kind} of one frame, which is an image; send it as one")
     if total > limits.frames:
         raise MediaError(f"has {total} frames; at most {limits.frames} are taken")
-    seconds = walked(data).seconds if kind == "GIF" else _seconds(data, kind, total)
+    seconds = walked(data).seconds if kind == "GIF" else _seconds(data, kind, total, deadline)
     if seconds > limits.seconds:
         raise MediaError(f"takes {seconds:.1f} s; at most {limits.seconds:g} are taken")
-    return Video(total, total / seconds, lambda numbers: _frames(data, kind, numbers))
+    return Video(total, total / seconds, lambda numbers: _frames(data, kind, numbers, deadline))
 
 
 def check_size(width: int, height: int, pixels: int) -> None:
@@ -84,7 +84,7 @@ def check_size(width: int, height: int, pixels: int) -> None:
 
 
 class Deadline:
-    """Of decoding one item, from now on."""
+    """Of decoding the media of one request, from now on."""
 
     def __init__(self, seconds: float = DECODE_SECONDS) -> None:
         self._seconds = seconds
@@ -93,7 +93,7 @@ class Deadline:
     def check(self) -> None:
         """Raises MediaError once it is over."""
         if time.monotonic() > self._end:
-            raise MediaError(f"takes more than {self._seconds:g} s to decode")
+            raise MediaError(f"with the media before it takes more than {self._seconds:g} s to decode")
 
 
 # ------------------------------------------------------------------------------------------------ pillow
@@ -152,9 +152,8 @@ def _count(data: bytes, kind: Format) -> int:
         return getattr(image, "n_frames", 1)
 
 
-def _seconds(data: bytes, kind: Format, total: int) -> float:
+def _seconds(data: bytes, kind: Format, total: int, deadline: Deadline) -> float:
     milliseconds = 0.0
-    deadline = Deadline()
     with _opened(data, kind, MAX_FRAME_PIXELS) as image:
         for number in range(total):
             deadline.check()
@@ -164,9 +163,8 @@ def _seconds(data: bytes, kind: Format, total: int) -> float:
     return milliseconds / 1000
 
 
-def _frames(data: bytes, kind: Format, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+def _frames(data: bytes, kind: Format, numbers: Sequence[int], deadline: Deadline) -> Iterator[np.ndarray]:
     """Every frame is composed from those before."""
-    deadline = Deadline()
     wanted = set(numbers)
     with _opened(data, kind, MAX_FRAME_PIXELS) as image:
         for number in range(max(numbers) + 1):

@@ -42,7 +42,7 @@ class TooLarge(MediaError):
 
 
 async def resolved(host: str, port: int) -> Sequence[Address]:
-    """OSError where the name is not known."""
+    """OSError where the name is not known, UnicodeError where it is none."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [ipaddress.ip_address(entry[4][0]) for entry in found]
@@ -145,6 +145,10 @@ class Fetcher:
         except ValueError:
             try:
                 addresses = await self._resolve(host, port)
+            except UnicodeError:  # a name that no host can have is not even looked up
+                raise MediaError(
+                    f"leads to host {host[:200]!r}, which is no name: each part has 1 to 63 letters"
+                ) from None
             except OSError as error:
                 raise MediaError(f"cannot be fetched: {host!r} is not known ({error.strerror})") from None
         if not addresses or not all(map(self._allowed, addresses)):

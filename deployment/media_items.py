@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deployment.engine.errors import CONTEXT_LENGTH_EXCEEDED
 from deployment.errors import RequestError, invalid_media
-from deployment.media import EndsEarly, Video, decode_image, open_video
+from deployment.media import Deadline, EndsEarly, Video, decode_image, open_video
 from deployment.media_limits import MediaLimits
 from deployment.wire import MediaSource
 from model.errors import MediaError
@@ -53,9 +53,10 @@ class MediaItems:
     def _all(self, sources: Sequence[MediaSource], rules: MediaRules) -> tuple[MediaItem, ...]:
         items: list[MediaItem] = []
         tokens = 0
+        deadline = Deadline()
         for source in sources:
             try:
-                items.append(self._one(source, rules))
+                items.append(self._one(source, rules, deadline))
             except MediaError as error:
                 raise invalid_media(f"{source.place}: {error}", source.place) from None
             tokens += items[-1].embeddings
@@ -64,14 +65,14 @@ class MediaItems:
                 raise RequestError(400, CONTEXT_LENGTH_EXCEEDED, f"{source.place}: {message}", source.place)
         return tuple(items)
 
-    def _one(self, source: MediaSource, rules: MediaRules) -> MediaItem:
+    def _one(self, source: MediaSource, rules: MediaRules, deadline: Deadline) -> MediaItem:
         key = (source.kind, source.sha256)
         with self._lock:
             item = self._kept.get(key)
             if item is not None:
                 self._kept.move_to_end(key)
                 return item
-        item = item_of(source, rules, self._limits)
+        item = item_of(source, rules, self._limits, deadline)
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = item
@@ -82,11 +83,12 @@ class MediaItems:
         return item
 
 
-def item_of(source: MediaSource, rules: MediaRules, limits: MediaLimits) -> MediaItem:
-    """Raises MediaError."""
+def item_of(source: MediaSource, rules: MediaRules, limits: MediaLimits, deadline: Deadline) -> MediaItem:
+    """Raises MediaError. One image is decoded to its end, whatever the time."""
+    deadline.check()
     if source.kind == "image":
         return image_item(decode_image(source.data, limits), rules)
-    video = open_video(source.data, limits)
+    video = open_video(source.data, limits, deadline)
     try:
         return _sampled(video, video.total, rules)
     except EndsEarly as early:  # a container may list packets that show nothing

@@ -11,8 +11,12 @@ MAX_SIDE = 16_384
 MAX_FRAME_PIXELS = 4096 * 2304
 """Of one frame of a video. A decoder holds up to 16 of them, and more of its own."""
 
+MAX_SAMPLES = 1 << 19
+"""What a video file may claim beyond `MediaLimits.frames`: other tracks of pictures, and fragments. FFmpeg takes about
+36 bytes for each."""
+
 DECODE_SECONDS = 60.0
-"""A small file can hold work for hours: one item gets no more than that."""
+"""A small file can hold work for hours: the media of one request together get no more than that."""
 
 BYTES_A_PIXEL = 16
 """What decoding an image takes at most, beside its file: a decoder's own planes, what it leaves, and RGB."""

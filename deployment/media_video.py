@@ -15,14 +15,18 @@ import numpy as np
 
 from deployment.media import Deadline, EndsEarly, Video, check_size
 from deployment.media_limits import MAX_FRAME_PIXELS, MediaLimits
+from deployment.mp4_tables import check_tables, pictures_alone
 from model.errors import MediaError
 
 # Named, so that no other demuxer is tried: some of them are playlists, and open what a file tells them to.
 _DEMUXERS = {"MP4": "mov", "Matroska": "matroska"}
 
 
-def open_container(data: bytes, kind: Literal["MP4", "Matroska"], limits: MediaLimits) -> Video:
+def open_container(data: bytes, kind: Literal["MP4", "Matroska"], limits: MediaLimits, deadline: Deadline) -> Video:
     """Reads the container and no frame. Raises MediaError: also where PyAV is not installed."""
+    if kind == "MP4":
+        data = pictures_alone(data)
+        check_tables(data, limits)
     with _opened(data, kind) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
         if not width or not height:
@@ -38,12 +42,11 @@ def open_container(data: bytes, kind: Literal["MP4", "Matroska"], limits: MediaL
         raise MediaError(f"has {total} frames at {fps:g} a second; a video has some of them")
     if total / fps > limits.seconds:
         raise MediaError(f"takes {total / fps:.1f} s; at most {limits.seconds:g} are taken")
-    return Video(total, fps, lambda numbers: _frames(data, kind, numbers))
+    return Video(total, fps, lambda numbers: _frames(data, kind, numbers, deadline))
 
 
-def _frames(data: bytes, kind: str, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+def _frames(data: bytes, kind: str, numbers: Sequence[int], deadline: Deadline) -> Iterator[np.ndarray]:
     wanted, last, seen = set(numbers), max(numbers), 0
-    deadline = Deadline()
     with _opened(data, kind) as (container, stream):
         for frame in container.decode(stream):
             deadline.check()

@@ -39,19 +39,27 @@ def filmed(
     container: str = "mp4",
     rotation: int | None = None,
     rate: int = 25,
+    options: dict[str, str] | None = None,
+    sound: str | None = None,
 ) -> bytes:
     import av
 
     out = io.BytesIO()
     height, width = frames[0].shape[:2]
-    with av.open(out, "w", format=container) as file:
+    with av.open(out, "w", format=container, options=options or {}) as file:
         stream: Any = file.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         if rotation is not None:
             stream.set_display_rotation(rotation)
+        heard: Any = file.add_stream(sound, rate=48_000, layout="mono") if sound else None
         for frame in frames:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         file.mux(stream.encode(None))
+        if heard is not None:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 600_000), np.int16), format="s16", layout="mono")
+            silence.sample_rate = 48_000
+            file.mux(heard.encode(silence))
+            file.mux(heard.encode(None))
     return out.getvalue()
 
 
@@ -138,6 +146,29 @@ def film_with_a_table_of(entries: int) -> bytes:
     return bytes(data)
 
 
+def film_with_a_sample_of_one_byte(count: int) -> bytes:
+    """A film of so many frames, all in one chunk and of one size, so that no table lists them."""
+    data = bytearray(filmed(shades(2)))
+    at = data.index(b"stsz") + 8
+    data[at : at + 8] = struct.pack(">II", 1, count)
+    at = data.index(b"stsc") + 8
+    data[at : at + 16] = struct.pack(">IIII", 1, 1, count, 1)
+    at = data.index(b"stts") + 8
+    data[at : at + 8] = struct.pack(">II", 1, count)
+    return bytes(data)
+
+
+def box(name: bytes, *content: bytes) -> bytes:
+    inside = b"".join(content)
+    return struct.pack(">I", 8 + len(inside)) + name + inside
+
+
+def fragment_of(samples: int) -> bytes:
+    """For the end of a film in fragments: one whose samples say nothing of themselves."""
+    track = box(b"tfhd", struct.pack(">IIII", 0x020018, 1, 512, 1)), box(b"trun", struct.pack(">II", 0, samples))
+    return box(b"moof", box(b"mfhd", bytes(8)), box(b"traf", *track))
+
+
 BOMBS: dict[str, Callable[[], bytes]] = {
     # Pillow itself refuses what has more than 178,956,970 pixels.
     "a PNG of 13,000 x 13,000 pixels": lambda: png(13_000, 13_000, chunk(b"IDAT", zeros(13_000 * 1626))),
@@ -155,6 +186,13 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a film of pictures of 13,000 x 13,000 pixels": lambda: film_of(grey(13_000), grey(13_000)),
     "a film whose second picture is of 13,000 x 13,000 pixels": lambda: film_of(grey(64), grey(13_000)),
     "a film with a table of 2^28 entries": lambda: film_with_a_table_of(1 << 28),
+    "a film of 2^24 frames of a byte": lambda: film_with_a_sample_of_one_byte(1 << 24),
+    "a film of 2^24 frames whose header is called free space": lambda: film_with_a_sample_of_one_byte(1 << 24).replace(
+        b"moov", b"free"
+    ),
+    "a film whose last fragment has 2^24 frames": lambda: (
+        filmed(shades(2), options={"movflags": "frag_keyframe+empty_moov"}) + fragment_of(1 << 24)
+    ),
     "a GIF of 65,535 x 65,535 pixels": lambda: gif(65_535, 65_535, (0, 0, 1, 1)),
     "a GIF with a frame far outside": lambda: gif(8, 8, (0, 0, 13_000, 13_000), disposal=2),
     "a GIF with a frame beside its screen": lambda: gif(8, 8, (60_000, 60_000, 8, 8)),

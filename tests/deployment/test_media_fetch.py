@@ -121,6 +121,13 @@ def test_a_listed_literal_address_must_be_public_too() -> None:
     assert Site(a=sent(b"x")).fetch(f"http://{PUBLIC}/a", hosts=(PUBLIC,)).data == b"x"
 
 
+@pytest.mark.parametrize("label", ["a" * 64, "a."])
+def test_a_name_that_no_host_can_have_is_refused_as_one(label: str) -> None:
+    fetcher = Fetcher(("*.images.org",))
+    with pytest.raises(MediaError, match=r"leads to host 'a+\.+images\.org', which is no name"):
+        asyncio.run(fetcher.fetch(f"http://{label}.images.org/", 100))
+
+
 def test_a_redirect_is_checked_as_the_url_was() -> None:
     site = Site(a=to("/b", 301), b=to("https://c.images.org/c", 307), c=sent(b"x"))
     assert site.fetch("https://example.org/a").data == b"x"

@@ -225,6 +225,24 @@ def test_an_image_that_comes_again_is_not_decoded_again_while_it_is_kept(monkeyp
     assert decoded[2:] == [PICTURES[2], *PICTURES[:2]]
 
 
+def test_all_media_of_a_request_have_one_time_to_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def decode(data: bytes, limits: MediaLimits) -> np.ndarray:
+        nonlocal now
+        now += 40.0
+        return decode_image(data, limits)
+
+    monkeypatch.setattr(media_items, "decode_image", decode)
+    monkeypatch.setattr("deployment.media.time", SimpleNamespace(monotonic=lambda: now))
+    last = source(picture(40, 48), place="messages[0].content[2].image_url.url")
+    how, request = prompter(), asked(said(*PICTURES), media=[*PICTURES[:2], last])
+    code, param, message = refused(request, how)
+    assert (code, param, now) == ("invalid_media", last.place, 80.0)
+    assert "with the media before it takes more than 60 s to decode" in message
+    assert len(alone(request, how).media) == 3  # what was decoded is kept, and takes no time again
+
+
 def test_the_event_loop_goes_on_while_an_image_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
@@ -253,7 +271,7 @@ def test_a_video_that_ends_early_is_sampled_over_the_frames_that_it_has(monkeypa
         if max(numbers) >= 6:
             raise EndsEarly(6)
 
-    monkeypatch.setattr(media_items, "open_video", lambda data, limits: Video(9, 4.0, frames))
+    monkeypatch.setattr(media_items, "open_video", lambda data, limits, deadline: Video(9, 4.0, frames))
     (placed,) = alone(asked(said(FILM), media=[source(FILM, "video")])).media
     indices = RULES.sampled_frames(6, 4.0)
     assert placed.media == media_of(video_item((whole[i] for i in indices), indices, 4.0, RULES))
