@@ -365,18 +365,18 @@ class EngineReplica:
         self._turns.forget(key)
         return True
 
-    async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> bool | NotHere | Refused:
-        """Ends a session's running turn at its next commit boundary, and returns once it is over."""
+    async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str | NotHere | Refused:
+        """Ends a session's running turn at its next commit boundary, and returns its note once it is over."""
         return await self._asked(self._cancel_turn(route, key, turn))
 
-    async def _cancel_turn(self, route: Route, key: SessionKey, turn: str) -> bool:
+    async def _cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         running = session.running
         if running is None or running.id != turn:
             raise RequestError(409, "turn_over", f"turn {turn!r} does not run, so that it cannot be cancelled", "turn")
         running.cancel()
         await running.ended()
-        return True
+        return running.request.note
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:
         """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""

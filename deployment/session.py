@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.fork_points import left_behind, of_turn
 from deployment.ownership import Epoch, SessionKey
+from deployment.turn_records import followed
 from deployment.turns import Prompt
 from state.media import Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
@@ -66,7 +67,7 @@ class Session:
         before = self.transcript if turn.mode == "append" else []
         self.transcript = [*before, *messages]
         self.foreign = None
-        self.turns.append(turn)
+        self.turns = [*self.turns[:-1], *map(followed, self.turns[-1:]), turn]
         self.fork_points = [*left_behind(past, self.record()), of_turn(self.record(), turn.id)]
 
     @property

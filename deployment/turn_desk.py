@@ -148,6 +148,7 @@ class TurnDesk:
                 return held
             if (known := self._recorded_before(session, request)) is not None:
                 return known
+            _check_newest(request, session)  # who comes too late to go on here ends nothing
             running = session.running
             if running is not None and running.unread:
                 running.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from deployment.engine.messages import Finished, Started
@@ -17,6 +17,9 @@ _IDENTITY = {
     "media", "resumed", "accept_durable", "draws", "note", "follows",
 }  # fmt: skip
 """What a record says elsewhere, as messages do of media, or what says only who asked."""
+
+WHILE_NEWEST = "while_newest"
+"""What a note, which is a JSON object, has under this name goes once another turn follows."""
 
 
 def canonical_request(request: TurnRequest) -> dict[str, Any]:
@@ -79,6 +82,16 @@ def turn_record(
         acceptance_length=finished.acceptance_length,
         ended_at=ended_at,
     )
+
+
+def followed(record: TurnRecord) -> TurnRecord:
+    """What stays of a turn's record when another turn follows. All copies have the records of all turns, and tools that
+    each one's note repeated would soon be most of them."""
+    note = record.request.get("note")
+    if note is None or WHILE_NEWEST not in note:
+        return record
+    kept = {name: value for name, value in json.loads(note).items() if name != WHILE_NEWEST}
+    return replace(record, request={**record.request, "note": json.dumps(kept, ensure_ascii=False)})
 
 
 def turn_object(record: TurnRecord) -> dict[str, Any]:

@@ -28,12 +28,13 @@ from deployment.openai_responses.items import input_items, output_items
 from deployment.openai_responses.schema import PromptBody, ResponsesBody
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, turn_request
+from deployment.request_reading import Asking, asking_of, turn_request
 from deployment.schemas import TurnBody, parse
 from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
+from deployment.turn_records import WHILE_NEWEST
 from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
 
 SESSION_MOVED_ON = "session_moved_on"
@@ -70,26 +71,37 @@ class ResponsesApi:
         document, size = await self._turns.document(request)
         body = parse(ResponsesBody, document)
         self._turns.check_model(body.model)
-        before = await self._before(request, body)
-        try:
-            return await self._created(request, document, size, body, before, before is not None and before.newest)
-        except RequestError as error:
-            if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or before is None:
-                raise
-            return await self._created(request, document, size, body, before, False)
-
-    async def _created(
-        self, request: Request, document: Any, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
-    ) -> Response:
-        past = list(before.messages[: before.end]) if before is not None else []
         asking = asking_of(request, document)
         if asking.key is not None:
             raise invalid("x-session-id: a response is in the session that its id names", "x-session-id")
+        before = await self._before(request, body)
+        goes_on = before is not None and await self._goes_on(request, before, asking)
+        try:
+            return await self._created(asking, size, body, before, goes_on)
+        except RequestError as error:
+            if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or not goes_on:
+                raise
+            return await self._created(asking, size, body, before, False)
+
+    async def _goes_on(self, request: Request, before: Stored, asking: Asking) -> bool:
+        """Whether the session of `before` is the one to ask first. A request that comes again may be what that has gone
+        on with, unless it began a session under its key."""
+        if asking.idempotency_key is None:
+            return before.newest or asking.repeated
+        return not await self._exists(request, _new_session(asking.idempotency_key))
+
+    async def _created(
+        self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
+    ) -> Response:
+        past = list(before.messages[: before.end]) if before is not None else []
         name = before.name if before is not None and goes_on else _new_session(asking.idempotency_key)
         if body.store:
             asking = replace(asking, key=SessionKey(asking.tenant, name), must_exist=goes_on, hint=None)
         facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
-        note = {"facts": facts, "begin": len(past), "end": len(past) + len(body.given) + 1}
+        kept = {name: value for name, value in facts.items() if name != "tools"}
+        note = {"facts": kept, "begin": len(past), "end": len(past) + len(body.given) + 1}
+        if facts["tools"]:
+            note[WHILE_NEWEST] = {"tools": facts["tools"]}
         turn = replace(
             turn_request(parse(TurnBody, body.chat(past)), "history", asking),
             note=json.dumps(note, ensure_ascii=False),
@@ -106,6 +118,7 @@ class ResponsesApi:
     async def count(self, request: Request) -> Any:
         document, size = await self._turns.document(request)
         body = parse(PromptBody, document)
+        self._turns.check_model(body.model)
         before = await self._before(request, body)
         past = list(before.messages[: before.end]) if before is not None else []
         turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
@@ -151,13 +164,25 @@ class ResponsesApi:
         answer = await self._replicas.ask("cancel_turn", route, placement.key, turn)
         if isinstance(answer, Refused):
             raise answer.error
-        return await self.show(request, name)
+        try:
+            return await self.show(request, name)
+        except RequestError as error:
+            if error.refused.status != 404 or not answer:
+                raise
+            # Nothing is kept of a turn that had committed nothing.
+            return response_object(name, self._model, _facts(json.loads(answer)), "cancelled", [], None)
 
     # ------------------------------------------------------------------------------------------------ what is stored
 
     async def _before(self, request: Request, body: PromptBody) -> Stored | None:
         name = body.previous_response_id
-        return None if name is None else await self._stored(request, name)
+        if name is None:
+            return None
+        stored = await self._stored(request, name)
+        if any(_shows_media(message) for message in stored.messages[: stored.end]):
+            message = "its past has images, which are not kept as they were sent; send them again in input"
+            raise invalid(f"previous_response_id: {message}", "previous_response_id")
+        return stored
 
     async def _stored(self, request: Request, name: str) -> Stored:
         found = session_of(name)
@@ -172,12 +197,25 @@ class ResponsesApi:
         record = next((record for record in known.turns if record["id"] == turn), None)
         if record is None and known.running == turn:
             raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
-        if record is None:
+        # A turn that was appended leaves what was before it; another one tells the conversation anew.
+        telling = next((one for one in reversed(known.turns) if one["mode"] == "history"), None)
+        note, newest = _note(record), _note(telling)
+        if record is None or note is None or newest is None:
             raise _unknown(name)
-        note, newest = (json.loads(one["request"]["note"]) for one in (record, known.turns[-1]))
         # Instructions stand before a conversation, and do not carry over.
         messages = known.transcript[1 if newest["facts"]["instructions"] else 0 :]
-        return Stored(known, session, turn, record, note["facts"], note["begin"], note["end"], messages)
+        if note["end"] > len(messages):
+            raise _unknown(name)
+        return Stored(known, session, turn, record, _facts(note), note["begin"], note["end"], messages)
+
+    async def _exists(self, request: Request, session: str) -> bool:
+        try:
+            await self._sessions.placement(request, session)
+        except RequestError as error:
+            if error.refused.status != 404:
+                raise
+            return False
+        return True
 
     async def _placed(self, request: Request, session: str, name: str) -> Any:
         try:
@@ -196,6 +234,22 @@ class ResponsesApi:
 def _new_session(key: str | None) -> str:
     """A request that is sent again under its key is in the same session."""
     return session_name(secrets.token_hex(16) if key is None else hashlib.sha256(key.encode()).hexdigest()[:32])
+
+
+def _note(record: dict[str, Any] | None) -> dict[str, Any] | None:
+    """None: the turn is not a response."""
+    note = record["request"].get("note") if record is not None else None
+    return None if note is None else json.loads(note)
+
+
+def _facts(note: dict[str, Any]) -> dict[str, Any]:
+    """Tools are not kept of older responses."""
+    return {"tools": [], **note["facts"], **note.get(WHILE_NEWEST, {})}
+
+
+def _shows_media(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part["type"] != "text" for part in content)
 
 
 def _unknown(name: str) -> RequestError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from typing import Any
 from deployment.answer import Choices
 from deployment.errors import Refused
 from deployment.last_call import REPLACED, Departing
-from deployment.openai_responses.items import item_id, output_items, output_text
-from deployment.parsing.turn_text import ToolCall, assistant_message
-from deployment.pieces import Piece, Text, Thought, pieces
+from deployment.openai_responses.items import item_id, output_text
+from deployment.parsing.turn_text import ToolCall
+from deployment.pieces import Piece, Text, Thought, joined, pieces
 from deployment.wire import Closed, Delta, Opened, Told
 
 _ID = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
@@ -87,11 +88,13 @@ class ResponseFormat:
         return {"x-replica": self.opened.replica, "x-turn-id": self.opened.turn, **resumed}
 
     def whole(self, choices: Choices) -> dict[str, Any]:
+        """With the items that a stream of it has."""
         (deltas,), (closed,) = choices.deltas, choices.ended
-        reasoning = "".join(part.reasoning for part in (*deltas, closed))
-        content = "".join(part.content for part in (*deltas, closed))
-        message = assistant_message(reasoning, content, [call for delta in deltas for call in delta.calls])
-        return self._ended(closed, output_items(message, self.opened.turn))
+        stream = _Stream(self.opened.turn)
+        for piece in joined([*deltas, closed]):
+            deque(stream.write(piece), 0)
+        deque(stream.end(), 0)
+        return self._ended(closed, stream.output)
 
     async def events(self, told: AsyncGenerator[Told | Departing, None]) -> AsyncGenerator[str, None]:
         stream = _Stream(self.opened.turn)

@@ -203,3 +203,14 @@ def test_an_image_in_a_form_that_is_not_supported_is_refused_by_field(
     with serving(seeing.service) as server:
         answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", **said}, timeout=60)
     assert answer.status_code == 400 and field in answer.json()["error"]["message"], answer.text
+
+
+def test_a_response_whose_past_has_images_is_not_gone_on_from(seeing: Seeing):
+    url = f"data:image/png;base64,{base64.b64encode(FIRST).decode()}"
+    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+    with serving(seeing.service) as server:
+        first = httpx.post(f"{server}/v1/responses", json={"input": asked, "max_output_tokens": 2}, timeout=60)
+        for name in ("responses", "responses/input_tokens"):
+            body = {"input": "And?", "previous_response_id": first.json()["id"]}
+            error = httpx.post(f"{server}/v1/{name}", json=body, timeout=60).json()["error"]
+            assert error["param"] == "previous_response_id" and "send them again in input" in error["message"]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
 
+from deployment.answer import Choices
+from deployment.errors import unknown_session
+from deployment.openai_responses.api import ResponsesApi
+from deployment.openai_responses.format import ResponseFormat
+from deployment.parsing.turn_text import ToolCall
+from deployment.wire import Closed, Delta, Opened, Told
 from tests.deployment.serving import serving
 
 COUNT = "Count from 3 in steps of 2, 12 numbers."
@@ -144,6 +152,101 @@ def test_results_of_calls_are_taken(api: openai.OpenAI):
     ]
     second = ask(api, results, tools=[TOOL], tool_choice="none", previous_response_id=first.id, store=True)
     assert second.status in ("completed", "incomplete") and all(item.type == "message" for item in second.output)
+
+
+def turn_in(url: str, response: Any, said: str) -> str:
+    """The response id that a turn of another kind in a response's session would have."""
+    answer = httpx.post(
+        f"{url}/v1/sessions/resp-{response.id[5:37]}/turns",
+        json={"messages": [{"role": "user", "content": said}], "max_tokens": 4},
+        headers={"authorization": "Bearer mine"},
+    )
+    return response.id[:37] + answer.raise_for_status().headers["x-turn-id"]
+
+
+def test_turns_of_another_kind_are_no_responses_and_leave_those_that_were_there(api: openai.OpenAI, url: str):
+    first = ask(api, "One.", store=True, instructions="Be brief.", max_output_tokens=8)
+    other = turn_in(url, first, "Two.")
+    assert api.responses.retrieve(first.id) == first
+    assert [item.content[0].text for item in api.responses.input_items.list(first.id)] == ["One."]  # pyright: ignore
+    for name in (other, first.id):
+        if name == first.id:  # a conversation that is told anew does not have the response
+            told: Any = {"messages": [{"role": "user", "content": "Three."}], "max_tokens": 4}
+            headers = {"authorization": "Bearer mine", "x-session-id": f"resp-{first.id[5:37]}"}
+            httpx.post(f"{url}/v1/chat/completions", json=told, headers=headers).raise_for_status()
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            api.responses.retrieve(name)
+
+
+@pytest.mark.parametrize(
+    ("mark", "older"), [("idempotency-key", False), ("idempotency-key", True), ("x-stainless-retry-count", False)]
+)
+def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark: str, older: bool):
+    first = ask(api, "One.", store=True, max_output_tokens=8)
+    if older:
+        ask(api, "Two.", store=True, max_output_tokens=8, previous_response_id=first.id)
+    marks = [f"{first.id}-k"] * 2 if mark == "idempotency-key" else ["0", "1"]
+    made, again = (
+        ask(api, "Go on.", store=True, max_output_tokens=8, previous_response_id=first.id, extra_headers={mark: value})
+        for value in marks
+    )
+    assert again.id == made.id and again.output == made.output
+
+
+def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):
+    first = ask(api, store=True, tools=[TOOL], tool_choice="none", max_output_tokens=4)
+    assert api.responses.retrieve(first.id) == first and first.tools
+    second = ask(api, "Two.", store=True, previous_response_id=first.id, tools=[TOOL], max_output_tokens=4)
+    assert api.responses.retrieve(second.id).tools == second.tools == first.tools
+    assert api.responses.retrieve(first.id).tools == []
+
+
+def test_a_response_that_is_cancelled_before_its_first_token_is_told_though_nothing_is_kept():
+    name = f"resp_{'a' * 32}{'b' * 32}"
+    placed = [SimpleNamespace(key="k", owner="r")]
+
+    async def placement(request: Any, session: str) -> Any:
+        if not placed:
+            raise unknown_session(session)
+        return placed.pop()
+
+    async def ask(method: str, *_: Any) -> str:
+        assert method == "cancel_turn"
+        return json.dumps({"facts": {"metadata": {"a": "b"}}, "begin": 0, "end": 2})
+
+    none: Any = None
+    api = ResponsesApi(
+        none, none, cast(Any, SimpleNamespace(placement=placement)), cast(Any, SimpleNamespace(ask=ask)), "m"
+    )
+    shown = asyncio.run(api.cancel(cast(Any, SimpleNamespace(query_params={})), name))
+    assert (shown["id"], shown["status"], shown["output"], shown["metadata"]) == (name, "cancelled", [], {"a": "b"})
+
+
+def test_text_behind_a_call_is_the_same_item_whole_and_streamed():
+    call = ToolCall("c0", 0, "add", "{}", at=3)
+    delta = Delta("Hm.", "AndSo", 0, (), (1,), 1, 0, (), (call,))
+    closed = Closed("stop", 3, (), 1.0, 0.1, None, content=" it is.", calls=1)
+    shown = ResponseFormat(Opened("r", "m", 1, 4, 0, None, "b" * 32), {})
+    choices = Choices(1)
+    choices.take(delta)
+    choices.take(closed)
+
+    async def streamed() -> list[str]:
+        async def told() -> AsyncGenerator[Told, None]:
+            for event in (delta, closed):
+                yield Told("", event)
+
+        return [part async for part in shown.events(told())]
+
+    last = json.loads(asyncio.run(streamed())[-1].partition("data: ")[2])
+    whole = shown.whole(choices)
+    assert whole == last["response"]
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "message"]
+
+
+def test_another_model_is_not_counted_for(api: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError, match="'gpt' is not served"):
+        api.responses.input_tokens.count(model="gpt", input="x")
 
 
 def test_others_do_not_see_a_response(api: openai.OpenAI, url: str):

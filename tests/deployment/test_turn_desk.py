@@ -174,6 +174,21 @@ def test_a_turn_that_follows_another_one_begins_only_while_that_is_its_sessions_
     run(steps)
 
 
+def test_a_turn_that_comes_too_late_to_follow_another_one_ends_none_that_runs():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(key=KEY))
+        await d.finished(d.asked(key=KEY, follows=first.id))
+        unread = await d.take(d.asked(key=KEY))
+        with pytest.raises(RequestError, match="has gone on"):
+            await d.take(d.asked(key=KEY, follows=first.id))
+        assert d.keeper.session.running is unread
+        unread.cancel()
+        await unread.ended()
+
+    run(steps)
+
+
 # ------------------------------------------------------------------------------------------------ the same key
 
 

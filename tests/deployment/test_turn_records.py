@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,18 @@ import pytest
 
 from deployment.engine.messages import Finished, Grammar, Started
 from deployment.ownership import SessionKey
+from deployment.ownership.words import Epoch
+from deployment.session import Session
 from deployment.tool_use import ToolUse
-from deployment.turn_records import canonical_request, request_sha256, tools_sha256, turn_object, turn_record
+from deployment.turn_records import (
+    WHILE_NEWEST,
+    canonical_request,
+    request_sha256,
+    tools_sha256,
+    turn_object,
+    turn_record,
+)
+from deployment.turns import Prompt
 from deployment.wire import TurnRequest
 from state.fields import Fields
 from state.session_manifest import parse_session, session_fields
@@ -50,6 +61,16 @@ def test_tools_are_asked_for_in_full_and_kept_as_a_digest():
     assert canonical_request(asked)["tools"]["source"] == tools.source and "note" not in canonical_request(asked)
     assert kept["tools"] == {"source": tools_sha256(tools), "choice": "required", "function": None, "parallel": True}
     assert kept["note"] == "n" and request_sha256(asked) == request_sha256(replace(asked, note=""))
+
+
+def test_what_a_note_has_while_it_is_the_newest_goes_when_another_turn_follows():
+    session = Session(SessionKey("t" * 64, "s"), Epoch(0, 1))
+    notes = [json.dumps({"n": n, WHILE_NEWEST: {"tools": "long"}}) for n in range(3)]
+    for number, note in enumerate(notes):
+        record = turn_record(replace(REQUEST, note=note), "r1", f"t{number}", 3, None, FINISHED, 1.5)
+        session.book(Prompt((1, 2), 1), FINISHED, (), record)
+    assert [turn.request["note"] for turn in session.turns] == ['{"n": 0}', '{"n": 1}', notes[2]]
+    assert session.turns[0] == replace(record, id="t0", request={**record.request, "note": '{"n": 0}'})
 
 
 @pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])
