@@ -200,7 +200,7 @@ def test_a_checkpoint_whose_segments_are_missing_costs_the_session_only_that_che
             self._whole = open_document(blob)
             self.manifest, self.signed = self._whole.manifest, False
             self.check_tokens, self.check_fit = self._whole.check_tokens, self._whole.check_fit
-            self.check_payload = self._whole.check_payload
+            self.check_payload, self.record = self._whole.check_payload, self._whole.record
 
         def load(self, memory, entry):
             if entry is self.manifest.checkpoints[0]:
