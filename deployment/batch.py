@@ -27,9 +27,9 @@ from deployment.engine.loading import Models
 from deployment.engine.messages import Failed, Grammar, Submit
 from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
-from deployment.json_reading import read_json
+from deployment.json_reading import read_json, shown
 from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
-from deployment.schemas import Message, TokenId, TurnBody, parse
+from deployment.schemas import NEUTRAL, Message, TokenId, TurnBody, parse
 from deployment.turns import seed_of, top_k_of
 
 NOT_IN_A_BATCH = ("model", "stream", "stream_options", "priority", "queue_seconds")
@@ -79,9 +79,13 @@ def read_lines(path: str, defaults: Asked) -> list[Line]:
 def _line(path: str, number: int, text: bytes, defaults: Asked) -> Line:
     try:
         document = read_json(text)
-        for name in NOT_IN_A_BATCH:
-            if isinstance(document, dict) and name in document:
+        for name, value in document.items() if isinstance(document, dict) else ():
+            if name in NOT_IN_A_BATCH:
                 raise invalid(f"{name}: has no meaning in a batch", name)
+            if (
+                name not in LineBody.model_fields and name not in NEUTRAL
+            ):  # clients add fields, a file's author misspells
+                raise invalid(f"{name}: {shown(value)} is not supported", name)
         body = parse(LineBody, document)
         _check(body)
     except RequestError as error:

@@ -360,9 +360,13 @@ def _kind(value: Any) -> type:
     return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
+def _parts(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
+
+
 def _explained(error: ValidationError) -> RequestError:
     first, *others = error.errors(include_url=False)
-    if first["type"] == "string_type" and isinstance(first["input"], list):
+    if first["type"] == "string_type" and _parts(first["input"]):
         # Text, or a list of parts: whoever sent a list wants to know what is wrong in it.
         stem = first["loc"][:-1]
         inside = (other for other in others if other["loc"][: len(stem)] == stem and len(other["loc"]) > len(stem) + 1)

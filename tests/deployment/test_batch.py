@@ -72,7 +72,7 @@ def test_a_line_that_the_engine_refuses_is_an_error_with_its_number_and_field_an
         {"id": "a", "prompt": "Once", "max_tokens": 2},
         {"id": "b", "prompt_ids": [9000]},
         {"id": "c", "prompt": "Once", "regex": "[a", "n": 2},
-        {"id": "d", "messages": [{"role": "assistant", "content": "a", "tool_calls": [{"type": "function"}]}]},
+        {"id": "d", "prompt_ids": [5] * 70_000},
         {"id": "e", "prompt": "Once", "max_tokens": 2},
     )
     done = run("--batch", "-", stdin=b"\n".join(json.dumps(line).encode() for line in lines))
@@ -80,10 +80,10 @@ def test_a_line_that_the_engine_refuses_is_an_error_with_its_number_and_field_an
     answers = records(done.stdout)
     assert [(a["id"], a["line"]) for a in answers] == [("a", 1), ("b", 2), ("c", 3), ("c", 3), ("d", 4), ("e", 5)]
     assert answers[0]["token_ids"] == answers[-1]["token_ids"] and len(answers[0]["token_ids"]) == 2
-    out_of_vocabulary, grammar, again, template = (answer["error"] for answer in answers[1:5])
+    out_of_vocabulary, grammar, again, too_long = (answer["error"] for answer in answers[1:5])
     assert (out_of_vocabulary["code"], out_of_vocabulary["param"]) == ("invalid_request", "prompt")
     assert "9000" in out_of_vocabulary["message"] and "unclosed character class" in grammar["message"]
-    assert grammar == again and "chat template cannot render" in template["message"]
+    assert grammar == again and too_long["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,10 @@ def test_a_line_that_the_engine_refuses_is_an_error_with_its_number_and_field_an
         ("{", "not JSON"),
         ("[1]", "must be a JSON object"),
         ({"prompt": "a", "colour": "red"}, "colour: 'red' is not supported"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"type": "function"}]}]},
+            "messages[0].tool_calls[0].function: field required",
+        ),
         ({"prompt": "a", "temperature": -1}, "temperature"),
         ({"prompt": "a", "stream": False}, "stream: has no meaning in a batch"),
         ({"prompt": "a", "priority": "background"}, "priority: has no meaning"),
