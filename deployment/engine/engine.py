@@ -9,6 +9,7 @@ only after the state that it speaks of is committed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ from deployment.engine.messages import (
     VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
+from deployment.engine.outbox import Outbox
 from deployment.engine.pacing import PrefillPacer
 from deployment.engine.pools import state_memory
 from deployment.engine.publication import Preview, finished, preview, publish, tell
@@ -79,7 +81,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One model on one device. Not thread safe: whoever owns it calls `execute` and `step`.
 
-    `emit` receives every event, in order, from inside these calls. `clock`: seconds, never going back.
+    `emit` receives every event, in order, from inside these calls: on a card those of a round from inside the next
+    `step`, once its round is launched, unless there is nothing to launch. `clock`: seconds, never going back.
     `durable`: this engine's access to the durable tier, if there is one.
     """
 
@@ -93,7 +96,9 @@ class Engine:
     ) -> None:
         self.models = models
         self._options = options
-        self._emit = emit
+        self._outbox = Outbox(emit)
+        self._emit = emit = self._outbox.send
+        self._beside = models.device.type == "cuda"  # the device works while the host does
         self._clock = clock
         self.memory = state_memory(models, options)
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
@@ -133,6 +138,7 @@ class Engine:
     def execute(self, command: Command) -> None:
         """Takes a command. Turns run in later steps; everything else is done when this returns."""
         ref = command.call if isinstance(command, Call) else command.turn
+        self._outbox.release()
         self._exchange.expire()
         try:
             match command:
@@ -250,13 +256,17 @@ class Engine:
     def _step(self) -> None:
         self._end_cancelled()
         self._admit(self._clock())
-        prefilling = [lane for lane in self._lanes if lane.prefilling]
-        if prefilling:
-            chosen = self._pacer.choose(prefilling)
-            self._guarded([chosen], lambda: self._prefill_slice(chosen, len(prefilling) < len(self._lanes)))
         decoding = [lane for lane in self._lanes if not lane.prefilling]
+        if len(decoding) < len(self._lanes):
+            self._outbox.release()
+            prefilling = [lane for lane in self._lanes if lane.prefilling]
+            chosen = self._pacer.choose(prefilling)
+            self._guarded([chosen], lambda: self._prefill_slice(chosen, bool(decoding)))
+            decoding = [lane for lane in self._lanes if not lane.prefilling]
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
+        if not self._lanes:
+            self._outbox.release()
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
         """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on.
@@ -322,6 +332,7 @@ class Engine:
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
+        self._outbox.release()
         alone, submit = not self._lanes, ticket.submit
         row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
         lane = self._suspended.get(ticket.turn)
@@ -359,6 +370,7 @@ class Engine:
             self._guarded([lane], partial(self._suspend, lane))
 
     def _suspend(self, lane: Lane) -> None:
+        self._outbox.release()
         try:
             self._executor.catch_up([lane])
         except Exception as error:  # its draft context is not whole now, and will be replayed
@@ -405,6 +417,7 @@ class Engine:
 
     def abandon(self, reason: str) -> None:
         """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        self._outbox.release()
         for lane in (*self._lanes, *self._suspended.values()):
             self._tell(tell(lane, len(lane.published), None))
             kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
@@ -443,15 +456,16 @@ class Engine:
     def _decode(self, lanes: list[Lane]) -> None:
         for lane in lanes:
             self._begin(lane)
-        done = self._executor.run(lanes)
+        done = self._executor.run(lanes, self._outbox.release)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
-        for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
-            if outcome.kept:
-                lane.rounds.append(accepted)
-                self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
-        for lane, error in done.dead_ends:
-            self._fail(lane, error)
+        with self._outbox.holding() if self._beside else contextlib.nullcontext():
+            for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
+                if outcome.kept:
+                    lane.rounds.append(accepted)
+                    self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
+            for lane, error in done.dead_ends:
+                self._fail(lane, error)
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""

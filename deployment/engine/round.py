@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -215,8 +215,9 @@ class Executor:
     # ------------------------------------------------------------------------------------------------ rounds
 
     @torch.no_grad()
-    def run(self, lanes: Sequence[Lane]) -> ExecutedRound:
-        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
+    def run(self, lanes: Sequence[Lane], meanwhile: Callable[[], None] | None = None) -> ExecutedRound:
+        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes.
+        `meanwhile` is called when everything is launched, before the verdict is waited for."""
         self._round += 1
         drafter = self._models.drafter
         extents = [self._extent(lane, self._shapes.draft_tokens.of(len(lanes))) for lane in lanes]
@@ -236,6 +237,8 @@ class Executor:
             live = [row[:count] for row, count in zip(drafts, extents, strict=False)]
             masks = self.grammars.masks(lanes, live, shape.width)
         self._accept(lanes, shape, traits, masks)
+        if meanwhile is not None:
+            meanwhile()
         licensed, accepted = self._verdict(len(lanes), shape)
         ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
         logprobs = self._told(lanes, licensed, shape, traits)

@@ -146,10 +146,10 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         executor = service._runner._engine._executor
         run, left = executor.run, iter(range(rounds))
 
-        def failing(lanes: Any) -> Any:
+        def failing(lanes: Any, meanwhile: Any) -> Any:
             if next(left, None) is None:
                 raise RuntimeError("device lost")
-            return run(lanes)
+            return run(lanes, meanwhile)
 
         executor.run = failing
         try:
