@@ -4,7 +4,8 @@
 
 Beside them what the card does in the same run: a pure read, BF16 products, and transformers with
 flash-linear-attention at the same geometry. `lanes`: bytes of a lane's recurrent state beside K + 1 copies of it.
-`ready`: loading weights from files that are in memory. `stalls`: lanes that decode while a long prompt arrives.
+`ready`: an engine from the start of its process to its first token. `stalls`: lanes that decode while a long prompt
+arrives.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def measured(parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
     if "lanes" in parts:
         yield "bytes_per_lane", lane_rows(MODEL, TARGET_27B)
     if "ready" in parts:
-        yield "ready", ready_rows(MODEL, TARGET_27B)
+        yield "ready", ready_rows(MODEL, TARGET_27B, DFLASH2_27B)
     if DECODING & set(parts):
         target, drafter = random_models(TARGET_27B, DFLASH2_27B)
         if "prefill" in parts:
