@@ -19,8 +19,7 @@ BACKENDS = [("none", None), ("dflash", 15), ("dflash2", 7)]
 
 
 def ramp(count: int) -> list[Submit]:
-    """Turns that end after different numbers of rounds, no sooner than the last one joins, greedy and drawn, some with
-    controls of their own."""
+    """Turns that end after different numbers of rounds, greedy and drawn, some with controls of their own."""
     ways = [
         {"sampling": seeded(3, temperature=0.0)},
         {"sampling": seeded(5)},
@@ -31,7 +30,7 @@ def ramp(count: int) -> list[Submit]:
         Submit(
             f"turn-{i}",
             prompt(i % 12)[-(20 + 5 * i) :],
-            max_tokens=3 * LANES + 5 * (i % 7),
+            max_tokens=4 * LANES + 5 * (i % 7),
             ignore_eos=True,
             session=f"s{i}",
             **ways[i % len(ways)],  # pyright: ignore[reportArgumentType]
@@ -43,14 +42,14 @@ def ramp(count: int) -> list[Submit]:
 def lived(capture: str, backend: str, draft_tokens: int | None, poison: bool = False) -> dict[str, Any]:
     """Each turn's tokens and the digests of its session's state, of turns that join a step apart and leave as they end.
     No clock decides how prompts are cut."""
-    sizes = {"lanes": LANES, "images": 30, "context": 512, "max_stall_ms": 1e6}
+    sizes = {"lanes": LANES, "images": 60, "context": 512, "max_stall_ms": 1e6}
     driver = Driver(backend, draft_tokens, device="cuda", dtype="bfloat16", capture=capture, **sizes)
     if poison:
         images = driver.engine.memory.images
         for plane in (images.gdn, images.conv, images.hidden, images.rings.keys, images.rings.values):
             plane[images.dead] = float("nan")
         driver.engine._executor._buffers.pending[LANES] = float("nan")
-    submits, together = ramp(LANES + 4), set[int]()
+    submits, together = ramp(LANES + 12), set[int]()
     for submit in submits:
         driver.engine.execute(submit)
         driver.engine.step()
