@@ -85,7 +85,8 @@ def main() -> None:
     memory |= {"all": used(), "buffers": engine._executor._buffers.size}
     engine.warm()
     clock.over("warm")
-    engine.execute(Submit("first", tuple(range(1, tokens + 1)), max_tokens=2, ignore_eos=True))
+    prompt = tuple(i % models.target.public_rows for i in range(tokens))
+    engine.execute(Submit("first", prompt, max_tokens=2, ignore_eos=True))
     while not any(isinstance(event, Tokens) for event in events):
         assert engine.step(), "the turn has ended without a token"
     clock.over("first_token")
