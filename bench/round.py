@@ -1,10 +1,11 @@
 """A 27B target with its DFlash2 drafter on a card, random weights: prefill, decoding, and the decode round in parts.
 
-    python -m bench.round [--only lanes ready prefill plain rounds peer] [--output bench/results/round.h200.json]
+    python -m bench.round [--only lanes ready prefill plain rounds stalls peer] [--output bench/results/round.h200.json]
 
 Beside them what the card does in the same run: a pure read, BF16 products, and transformers with
 flash-linear-attention at the same geometry. `lanes`: bytes of a lane's recurrent state beside K + 1 copies of it.
-`ready`: loading weights from files that are in memory.
+`ready`: an engine from the start of its process to its first token. `stalls`: lanes that decode while a long prompt
+arrives.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bench.round_models import DTYPE, TARGET_27B, random_models
 from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
+from bench.round_stalls import slice_rows, stall_rows
 from bench.target_kernels import commit
 from kernels.gated_delta_net import Records
 from model.config import TargetConfig
@@ -32,7 +34,9 @@ from model.drafter import Drafter
 from model.target import Target
 
 MODEL = "27B"
-PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "peer")
+PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "stalls", "peer")
+DECODING = {"prefill", "plain", "rounds", "stalls"}
+"""Parts that need the models."""
 Table = list[dict[str, Any]]
 
 
@@ -64,8 +68,8 @@ def measured(parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
     if "lanes" in parts:
         yield "bytes_per_lane", lane_rows(MODEL, TARGET_27B)
     if "ready" in parts:
-        yield "ready", ready_rows(MODEL, TARGET_27B)
-    if {"prefill", "plain", "rounds"} & set(parts):
+        yield "ready", ready_rows(MODEL, TARGET_27B, DFLASH2_27B)
+    if DECODING & set(parts):
         target, drafter = random_models(TARGET_27B, DFLASH2_27B)
         if "prefill" in parts:
             yield "prefill", prefill_rows(MODEL, target, drafter)
@@ -73,6 +77,9 @@ def measured(parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
             yield "plain", plain_rows(MODEL, target)
         if "rounds" in parts:
             yield "rounds", round_rows(MODEL, target, drafter, tbps)
+        if "stalls" in parts:
+            yield "slices", slice_rows(MODEL, target, drafter)
+            yield "stalls", stall_rows(MODEL, target, drafter)
         del target, drafter
         torch.cuda.empty_cache()
     if "peer" in parts:

@@ -33,10 +33,9 @@ from deployment.engine.media_cache import MediaCache
 from deployment.engine.messages import TokenLogprob
 from deployment.engine.placing import item_of
 from deployment.engine.round_rows import RowMaker
-from deployment.engine.round_shape import GREEDY, SAMPLED, RoundShape, Shapes, Traits
+from deployment.engine.round_shape import GREEDY, SAMPLED, SLICES, RoundShape, Shapes, Traits
 from deployment.engine.segments import Segments
 from deployment.engine.transfer import on_device
-from model.drafter import DraftRows
 from model.media_positions import media_positions
 from model.placeholders import inserted
 from model.target import Columns, Inserted
@@ -122,6 +121,7 @@ class Executor:
         for shape in self._shapes.expected(self._lanes):
             self._rehearse(shape)
         self._rehearse(FIRST_TOKEN)
+        self._rehearse_slices()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # of what ran once before it was captured
         logger.info(
@@ -148,43 +148,54 @@ class Executor:
             self._propose(shape, traits)
             self._judge(shape, traits)
 
+    def _rehearse_slices(self) -> None:
+        """Slices without a token, the longest first."""
+        most = self._slice(min(SLICES[-1], self._models.context))
+        for width in (width for width in reversed(SLICES) if most is not None and width <= most):
+            self._buffers.prompt.send(self._memory.images.dead, self._lanes, 0, (), width)
+            self._prefill(width)
+
     # ------------------------------------------------------------------------------------------------ prefill
 
     @torch.no_grad()
     def prefill(self, lane: Lane, end: int) -> tuple[TokenLogprob, ...]:
         """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it. Returns
         what the lane asked to know of its prompt and does not know yet: tokens [scored, end], as far as they are."""
-        start = lane.frontier
-        ids = torch.tensor([lane.ledger[start:end]], device=self._device)
-        slots = self._int([lane.memory.slot])
-        columns = Columns(
-            ids,
-            self._int([start]),
-            self._int([end - start]),
-            self._int([lane.memory.pages]),
-            slots,
-            *self._shown(lane, start, end),
-        )
+        start, told = lane.frontier, ()
+        needs_hidden = lane.submit.sampling.prompt_logprobs is not None
+        width = None if lane.spans or needs_hidden else self._slice(end - start)
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
-        forward = self._models.target.prefill(columns, self._segments.state, self._models.taps)
-        self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
-        context = self._segments.context
-        if self._models.drafter is not None and context is not None and forward.features is not None:
-            skipped = self._models.drafter.first_kept(end - start)
-            self._models.drafter.append_context(
-                forward.features[:, skipped:],
-                columns.start + skipped,
-                columns.valid - skipped,
-                DraftRows(slots, self._int([lane.memory.draft_pages])),
-                context,
-            )
-        told = prompt_logprobs(lane, forward.hidden[0], start, self._models.target.logits)
+        if width is not None:
+            self._write_pages([lane])
+            self._buffers.prompt.send(lane.memory.slot, lane.row, start, lane.ledger[start:end], width)
+            self._prefill(width)
+        else:
+            hidden = self._prefill_exactly(lane, start, end)
+            told = prompt_logprobs(lane, hidden, start, self._models.target.logits)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # how long a slice takes decides how large the next one is
         lane.memory.context_frontier = end
         lane.memory.settle(end)
         return told
+
+    def _slice(self, tokens: int) -> int | None:
+        """Columns of a slice that can be captured; a mixture of experts asks the device which of them it needs."""
+        return self._shapes.slice(tokens) if self._models.target.config.moe is None else None
+
+    def _prefill(self, width: int) -> None:
+        self._runs(("prefill", width), partial(self._segments.prefill, width))
+
+    def _prefill_exactly(self, lane: Lane, start: int, end: int) -> torch.Tensor:
+        """Any number of columns, with whatever media stand in them -> hidden [T, H]."""
+        slot, first, count = self._int([lane.memory.slot]), self._int([start]), self._int([end - start])
+        ids, pages = self._int([lane.ledger[start:end]]), self._int([lane.memory.pages])
+        columns = Columns(ids, first, count, pages, slot, *self._shown(lane, start, end))
+        drafter = self._models.drafter
+        skipped = drafter.first_kept(end - start) if drafter is not None else 0
+        hidden = self._segments.advance(columns, self._int([lane.memory.draft_pages]), skipped)
+        self._memory.images.hidden[lane.memory.slot] = hidden[-1]
+        return hidden
 
     def _shown(self, lane: Lane, start: int, end: int) -> tuple[torch.Tensor | None, Inserted | None]:
         """Rotary positions and media of the columns [start, end) of a lane, which may begin and end inside an item."""
@@ -281,10 +292,13 @@ class Executor:
 
     def _send(self, lanes: Sequence[Lane], extents: Sequence[int], shape: RoundShape, block: int | None) -> None:
         """What the device must know of these lanes."""
+        self._write_pages(lanes)
+        self._buffers.ingress.send(self._rows.rows(lanes, extents, block, shape.rows))
+
+    def _write_pages(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
             self._buffers.pages.write(lane.row, lane.memory, lane.memory.pages)
             self._buffers.draft_pages.write(lane.row, lane.memory, lane.memory.draft_pages)
-        self._buffers.ingress.send(self._rows.rows(lanes, extents, block, shape.rows))
 
     def _append(self, lanes: Sequence[Lane], shape: RoundShape) -> None:
         if self._models.drafter is None or not shape.pending:

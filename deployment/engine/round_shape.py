@@ -1,4 +1,5 @@
-"""Which shapes do rounds have? On a CPU every round its own; on a card few, since each one is captured as a graph.
+"""Which shapes do rounds have, and prefill slices? On a CPU each its own; on a card few, since they are captured as
+graphs.
 
 Up to `EXACT_ROWS` lanes a round has a row for each of them; above, it has as many as the next bucket, and the rows that
 no lane is in are padding: extents of 0, and an image that nobody holds. Buckets waste at most a fifth of a round.
@@ -15,6 +16,9 @@ from deployment.engine.drafting import DraftTokens
 from deployment.engine.logprobs import MAX_LOGPROBS
 
 EXACT_ROWS = 16
+SLICES = (64, *range(128, 1025, 128))
+"""Columns of the prefill slices that are captured. Launching a target of 27B from the host takes as long as prefilling
+700 tokens does: shorter slices would take as long as those, and lanes that decode would wait for the host."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ class Shapes:
         sizes = {(self.bucket(count), most(count)) for count in range(1, lanes + 1)}
         shapes = [RoundShape(rows, self.most_width, drafts, drafts + 1) for rows, drafts in sizes]
         return sorted(shapes, key=lambda shape: (shape.rows, shape.drafts), reverse=True)
+
+    def slice(self, tokens: int) -> int | None:
+        """Columns that prefill so many tokens, the last of them padding; None: exactly as many, and not as a graph."""
+        return next((columns for columns in SLICES if tokens <= columns), None) if self.few else None
 
     def traits(self, wanted: Traits, rows: int, vocabulary: int) -> Traits:
         """`wanted`, or what covers it among few, for a round of so many `rows`."""
