@@ -32,6 +32,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
+from deployment.keyed_expiry import KeyedExpiry
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
@@ -149,6 +150,7 @@ class EngineReplica:
         if not self._started:
             self._started = True
             self._keeper.start(self._desk.resume, self._drainer.told)
+            self._expiring = asyncio.create_task(KeyedExpiry(self._keeper, self._cluster).watch())
 
     async def check_health(self) -> None:
         self._start()
@@ -157,6 +159,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         # Serve calls this for a replica whose constructor failed, too; for others once no request runs here any more.
         if getattr(self, "_started", False):
+            self._expiring.cancel()
             await self._leave()
         if getattr(self, "_keeper", None) is not None:
             self._keeper.close()

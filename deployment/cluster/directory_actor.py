@@ -165,6 +165,9 @@ class DirectoryActor:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return self._directory.sessions(tenant, time.monotonic())
 
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        return self._directory.unowned(beginning, time.monotonic())
+
     async def staying(self, beside: str) -> tuple[str, ...]:
         """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
         await self._look_at_serve()

@@ -79,6 +79,10 @@ class Cluster:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return await asyncio.wait_for(_awaited(self.directory.sessions.remote(tenant)), CALL_SECONDS)
 
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        """Sessions whose names begin so and that no replica owns."""
+        return await asyncio.wait_for(_awaited(self.directory.unowned.remote(beginning)), CALL_SECONDS)
+
     async def suspect(self, replica: str) -> None:
         """A call to a replica has failed: the directory finds out whether it is gone."""
         await self.answered(self.directory.suspect.remote(replica), "suspect")

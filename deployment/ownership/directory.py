@@ -188,6 +188,12 @@ class Directory:
         mine = ((key, session) for key, session in self._sessions.items() if key.tenant == tenant)
         return tuple(self._placed(key, session, now) for key, session in mine if not session.gone)
 
+    def unowned(self, beginning: str, now: float) -> tuple[Placed, ...]:
+        """Sessions of all tenants whose names begin so, and that no replica owns."""
+        named = ((key, session) for key, session in self._sessions.items() if key.session.startswith(beginning))
+        placed = (self._placed(key, session, now) for key, session in named if not session.gone)
+        return tuple(one for one in placed if one.owner is None)
+
     def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
         """A replica wants to become a session's owner."""
         self._live.renewed(claim.replica, claim.node, now)
