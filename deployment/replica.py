@@ -26,6 +26,7 @@ from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Inspect
 from deployment.engine.service import EngineService
+from deployment.engine_health import EngineHealth, EngineStuck
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.event_ids import EventId
 from deployment.fork_points import ForkAt
@@ -62,6 +63,9 @@ from state.session_record import ForkPoint
 
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
+
+STUCK_END_SECONDS = 5.0
+"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -143,6 +147,8 @@ class EngineReplica:
             args.detach_seconds,
             call_later,
         )
+        self._health = EngineHealth(self._service, args.stuck_seconds)
+        self._ending: asyncio.TimerHandle | None = None
         self._started = False
 
     def _start(self) -> None:
@@ -154,7 +160,16 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         self._start()
-        await self._service.call(Inspect(secrets.token_hex(8)))
+        try:
+            await self._health.check()
+        except EngineStuck as error:
+            log.error("%s; the replica ends, and its sessions go on elsewhere", error)
+            # Asked to go, it would wait for its turns. What it holds is in its sessions' logs.
+            self._ending = self._ending or asyncio.get_running_loop().call_later(STUCK_END_SECONDS, os._exit, 1)
+            raise
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
 
     async def __del__(self) -> None:
         # Serve calls this for a replica whose constructor failed, too; for others once no request runs here any more.
