@@ -19,9 +19,10 @@ from ray import serve
 from deployment.arrivals import Arrivals
 from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
-from deployment.cluster.transport import Cluster, RayTransport, start_host_store
+from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
 from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
+from deployment.durable_place import settled
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Inspect
@@ -119,10 +120,11 @@ class EngineReplica:
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
+        self._cluster = Cluster(context.app_name, args.durable)
+        args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
         self._service = EngineService.start(args.engine_options())
-        self._cluster = Cluster(context.app_name, args.durable)
         store = start_host_store(context.app_name, args.host_store_bytes)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()

@@ -14,6 +14,9 @@ from model import DEMO
 
 _MEDIA = MediaLimits()
 
+DEFAULT_PLACE = "default"
+"""Of `durable`: see `deployment/durable_place.py`."""
+
 
 class AppArgs(BaseModel):
     """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
@@ -25,7 +28,8 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
-    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
+    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, `none`, or
+    `default`, which is a directory of the head node's user and will not do where replicas are on others; and
     `durable_bytes`, its budget.
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
     came may wait there for the rest.
@@ -74,8 +78,8 @@ class AppArgs(BaseModel):
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
     cluster_key_file: Path | None = None
-    durable: str | None = None
-    durable_bytes: int = Field(default=64 << 30, ge=0)
+    durable: str | None = DEFAULT_PLACE
+    durable_bytes: int = Field(default=16 << 30, ge=0)
     media_hosts: tuple[str, ...] = ()
     media_items: int = Field(default=_MEDIA.items, ge=0)
     media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
@@ -101,6 +105,15 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @field_validator("durable")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is None or value == "none":
+            return None
+        if value != DEFAULT_PLACE and not (value.startswith("/") or "://" in value):
+            raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
+        return value
 
     @field_validator("media_hosts", mode="before")
     @classmethod
@@ -147,7 +160,7 @@ class AppArgs(BaseModel):
             raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
 
     def engine_options(self) -> EngineOptions:
-        """The engine's part."""
+        """The engine's part. The default place is that of an application (`deployment/durable_place.py`)."""
         return EngineOptions(
             model=self.model,
             draft=self.draft,
@@ -162,7 +175,7 @@ class AppArgs(BaseModel):
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
             media_cache_bytes=self.media_cache_bytes,
-            durable=self.durable,
+            durable=None if self.durable == DEFAULT_PLACE else self.durable,
             durable_bytes=self.durable_bytes,
             own_process=self.own_process,
             capture=self.capture,

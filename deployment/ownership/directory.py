@@ -97,11 +97,14 @@ class _Session:
 
 
 class Directory:
-    """All sessions of one application. Times are of a monotonic clock; `unix` seconds only make the incarnation."""
+    """All sessions of one application. Times are of a monotonic clock; `unix` seconds only make the incarnation.
+
+    `is_first`: the cluster is new; it had no directory before this one."""
 
     def __init__(self, registry: Registry, unix: float, now: float) -> None:
         self._registry = registry
         self.incarnation = registry.next_incarnation(unix)
+        self.is_first = self.incarnation == registry.first_incarnation()
         self._void = set(registry.void())
         self._unheard = set(registry.stores())
         self._counter = 0

@@ -68,6 +68,7 @@ class Deployed:
                 "num_cpus": 0.6,
                 "stream_grace_seconds": 1,
                 "detach_seconds": 60,
+                "durable": "none",
                 "host_store_bytes": 64 << 20,
             },
             "deployments": [{"name": "EngineReplica", "num_replicas": replicas}],

@@ -39,7 +39,7 @@ LONG: dict[str, Any] = {**GREEDY, "max_tokens": 3000, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with two_replicas(AppArgs(detach_seconds=2)) as url:
+    with two_replicas(AppArgs(detach_seconds=2, durable=None)) as url:
         yield url
 
 

@@ -38,7 +38,7 @@ REQUIRED = {"x-session-id": "never-seen", "x-session-require": "existing"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with two_replicas(AppArgs(detach_seconds=1)) as url:
+    with two_replicas(AppArgs(detach_seconds=1, durable=None)) as url:
         yield url
 
 
