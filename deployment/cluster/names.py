@@ -7,6 +7,7 @@ never talks to an old one's actors.
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import ray
@@ -51,7 +52,9 @@ def _actors(app: str) -> list[str]:
     # With all namespaces, Ray gives dictionaries instead of names.
     actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return [name for name in names if name.startswith(f"{app}/v")]
+    # An application's name may have slashes, and begin as another one's actors do.
+    ours = re.compile(rf"{re.escape(app)}/v\d+/(directory|host-store/[^/]+)")
+    return [name for name in names if ours.fullmatch(name)]
 
 
 def _end(names: list[str]) -> int:
