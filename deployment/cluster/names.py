@@ -14,6 +14,8 @@ import ray
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
+from deployment.ownership.registry import Registry
+
 PROTOCOL = 4
 NAMESPACE = "dflash-serve"
 END_SECONDS = 5.0
@@ -39,8 +41,12 @@ def named_actor(name: str) -> Any:
 
 
 def remove(app: str) -> int:
-    """Ends all detached actors of an application, of every protocol version. Returns how many there were."""
-    return _end(_actors(app))
+    """Ends all detached actors of an application, of every protocol version, and forgets all that the cluster knows of
+    them. Returns how many there were."""
+    ended = _end(_actors(app))
+    for version in range(1, PROTOCOL + 1):
+        Registry(GcsValues(), f"{app}/v{version}").forget()
+    return ended
 
 
 def remove_other_versions(app: str) -> int:
@@ -87,3 +93,6 @@ class GcsValues:
 
     def names(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+    def remove(self, name: str) -> None:
+        internal_kv._internal_kv_del(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ray import serve
 
@@ -17,8 +19,9 @@ OTHER = f"{APP}/v2"
 """Its actors' names begin as those of the other application do."""
 
 
-def test_two_applications_share_a_cluster_and_nothing_else():
-    args = AppArgs(replicas=1, durable=None, host_store_bytes=32 << 20)
+def test_two_applications_share_a_cluster_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    args = AppArgs(replicas=1, host_store_bytes=32 << 20)
     with two_replicas(args) as url, keyed(url) as client:
         serve.run(build(args.model_copy(update={"model_name": "second"})), name=OTHER, route_prefix="/second")
         with keyed(f"{url}/second") as second:
@@ -33,5 +36,5 @@ def test_two_applications_share_a_cluster_and_nothing_else():
             assert named_actor(directory_name(OTHER)) is not None
             assert "4172" not in text(turn(second, "same-name", QUESTION))
             assert len(second.get("/v1/sessions/same-name/turns").json()["data"]) == 2
-        serve.delete(OTHER)
-        assert remove(OTHER) == 2
+            serve.run(build(args), name=APP, route_prefix="/")
+            assert "4172" in text(turn(client, "same-name", QUESTION)), "it goes on from the durable tier"

@@ -9,10 +9,15 @@ import ray
 
 from deployment.cluster import names
 from deployment.durable_place import default_place
+from deployment.ownership.directory import Directory
+from deployment.ownership.registry import Registry
+from deployment.ownership.words import Member
 from state.arena_file import SHARED_MEMORY, arena_path
+from tests.ownership.fake_storage import FakeValues
 
 APPS = ("a", "a/v4", "a/vision", "ab", "a.v4", "b")
 NODE = "7" * 56
+STORE = Member(NODE, "0" * 32)
 
 
 class Actor:
@@ -33,6 +38,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: listed)
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: Actor(name))
     monkeypatch.setattr(ray, "kill", lambda actor: gone.append(actor.name))
+    values = FakeValues()
+    monkeypatch.setattr(names, "GcsValues", lambda: values)
     return gone
 
 
@@ -48,6 +55,19 @@ def test_who_takes_an_application_down_ends_its_actors_of_all_versions_and_no_ot
     versions = (names.PROTOCOL, names.PROTOCOL - 1)
     kinds = ("directory", f"host-store/{NODE}")
     assert set(ended) == {f"{app}/v{version}/{kind}" for version in versions for kind in kinds}
+
+
+def test_to_who_is_deployed_again_the_cluster_is_new_and_to_other_applications_it_is_not(ended: list[str]):
+    ours, others = (Registry(names.GcsValues(), names.versioned(app)) for app in ("a", "a/v4"))
+    for registry in (ours, others):
+        assert registry.next_incarnation(5.0) == 5
+        registry.register(STORE)
+    assert not Directory(ours, 6.0, 0.0).is_first
+    names.remove("a")
+    again = Directory(ours, 7.0, 0.0)
+    assert again.is_first and again.incarnation == 7 and ours.stores() == ()
+    assert not ours.may_count(STORE), "what an older store holds counts for nothing"
+    assert others.stores() == (STORE,) and others.first_incarnation() == 5
 
 
 def test_a_new_version_ends_the_old_ones_of_its_own_application(ended: list[str]):
