@@ -56,12 +56,13 @@ class Deployed:
         self.url = f"http://127.0.0.1:{self._port}"
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
 
-    def deploy(self, *, lanes: int, replicas: int) -> None:
+    def deploy(self, *, lanes: int, replicas: int, release: str = "1") -> None:
         """Returns when the application is as wanted, though the replicas that are not may still be there."""
         application = {
             "name": APP,
             "route_prefix": "/",
             "import_path": "deployment.app:build",
+            "runtime_env": {"env_vars": {"RELEASE": release}},
             "args": {
                 "lanes": lanes,
                 "queue_turns": 1,
@@ -259,12 +260,15 @@ def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Depl
     check(client, readers, threads)
 
 
-def test_a_changed_config_replaces_replicas_and_ingress_under_streams(deployed: Deployed, client: httpx.Client):
+@pytest.mark.parametrize("release", ["1", "2"], ids=["another setting", "new code alone"])
+def test_a_changed_config_replaces_replicas_and_ingress_under_streams(
+    deployed: Deployed, client: httpx.Client, release: str
+):
     idle = idle_sessions(client)
     old = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=2)
+    deployed.deploy(lanes=3, replicas=2, release=release)
     check(client, readers, threads)
     assert sum(reader.resumed for reader in readers) >= 1, "the ingress was replaced while they read"
     wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
@@ -276,7 +280,7 @@ def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client
     before = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=1)
+    deployed.deploy(lanes=3, replicas=1, release="2")
     check(client, readers, threads)
     assert not any(reader.resumed for reader in readers), "nothing but the number has changed"
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
