@@ -149,7 +149,7 @@ class EngineReplica:
             args.detach_seconds,
             call_later,
         )
-        self._health = EngineHealth(self._service, args.stuck_seconds)
+        self._health = EngineHealth(self._service, args.patience)
         self._ending: asyncio.TimerHandle | None = None
         self._started = False
 

@@ -36,7 +36,8 @@ class AppArgs(BaseModel):
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
-    `stuck_seconds`: an engine that has work and does nothing for so long is replaced.
+    `stuck_seconds`: an engine that has work and does nothing for so long is replaced (None: 60 on a GPU, 600 on a CPU,
+    where one slice of a large model's prompt may take more than a minute).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
     `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
@@ -92,7 +93,7 @@ class AppArgs(BaseModel):
     capture: Capture = "start"
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
-    stuck_seconds: float = Field(default=60.0, gt=0)
+    stuck_seconds: float | None = Field(default=None, gt=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     most_replicas: int | None = Field(default=None, ge=1)
@@ -209,6 +210,11 @@ class AppArgs(BaseModel):
             seconds=self.media_seconds,
             hosts=self.media_hosts,
         )
+
+    @property
+    def patience(self) -> float:
+        """`stuck_seconds`, which depend on the device."""
+        return self.stuck_seconds or (60.0 if self.device == "cuda" else 600.0)
 
     @property
     def model_id(self) -> str:

@@ -28,7 +28,7 @@ def test_every_setting_that_it_names_is_one():
     names = set(re.findall(r"`([a-z]+(?:_[a-z]+)+|lanes|images|pages|durable)`", PAGE))
     of_serve = {"route_prefix", "runtime_env"}
     assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
-    assert f"`stuck_seconds` ({AppArgs().stuck_seconds:g})" in PAGE
+    assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
 
 
 def test_every_command_of_ours_that_it_shows_has_the_options_that_it_is_given():
