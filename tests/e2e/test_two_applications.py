@@ -19,10 +19,9 @@ OTHER = f"{APP}/v2"
 """Its actors' names begin as those of the other application do."""
 
 
-def test_two_applications_share_a_cluster_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_two_applications_share_a_cluster_and_nothing_else(tmp_path: Path):
     args = AppArgs(replicas=1, host_store_bytes=32 << 20)
-    with two_replicas(args) as url, keyed(url) as client:
+    with two_replicas(args, tmp_path) as url, keyed(url) as client:
         serve.run(build(args.model_copy(update={"model_name": "second"})), name=OTHER, route_prefix="/second")
         with keyed(f"{url}/second") as second:
             second.headers["authorization"] = client.headers["authorization"]
