@@ -254,7 +254,7 @@ def main() -> None:
 
     for hashed in (True, False):
         measured_one(asyncio.run(moves_of_27b(hashed)))
-    with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+    with running(AppArgs(durable=None), host="127.0.0.1", port=port, quiet=True) as url:
         measured_one(moves_of_the_demo(url, args.moves))
 
 

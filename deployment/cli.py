@@ -79,8 +79,11 @@ def serve(
     ] = False,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     durable: Annotated[
-        str | None, typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: nowhere.")
+        str | None,
+        typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: ~/.local/state."),
     ] = None,
+    no_durable: Annotated[bool, typer.Option("--no-durable", help="Sessions end with the cluster.")] = False,
+    durable_bytes: Annotated[int | None, typer.Option(help="What they may take there; default: 16 GiB.")] = None,
     media_hosts: Annotated[
         str | None, typer.Option(help="Hosts from which images are fetched, as in a.org,*.b.org; default: none.")
     ] = None,
@@ -99,6 +102,8 @@ def serve(
     with one_sentence():
         from deployment.settings import AppArgs
 
+        if no_durable and (durable is not None or durable_bytes is not None):
+            raise ValueError("give --durable and --durable-bytes, or --no-durable")
         args = AppArgs.of(
             model=model,
             draft=draft,
@@ -128,7 +133,8 @@ def serve(
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
             cluster_key_file=cluster_key_file,
-            durable=durable,
+            durable="none" if no_durable else durable,
+            durable_bytes=durable_bytes,
             media_hosts=media_hosts,
             media_items=media_items,
             media_bytes=media_bytes,
@@ -139,9 +145,12 @@ def serve(
 
             check_directories(args)
             keep_ray_on_loopback()
-        from deployment.local import running, until_interrupted
+        from deployment.local import resumed, running, until_interrupted
 
         with running(args, host=host, port=port, app=app_name, address=address) as url:
+            if (found := resumed(app_name)) is not None:
+                count, place = found
+                typer.echo(f"resumed {count} sessions from {place}" if count else f"sessions are kept in {place}")
             typer.echo(f"{args.model_id} is served at {url}/v1 by {args.replicas} replicas. Ctrl-C ends it.")
             until_interrupted()
 

@@ -393,6 +393,8 @@ class SessionKeeper:
     async def copy(self, session: Session) -> None:
         """Gives an image of the session to all its copies, in the background."""
         key = session.key
+        if session.keyed:
+            return  # its log says all of it
         async with self._copying.of(key):
             if self.held(key) is not session:
                 return
@@ -587,7 +589,7 @@ class SessionKeeper:
             return
         log.warning("no copy of session %s is left in any store", key)
         self._owned.forget(key)
-        if holds is None or not session.free:
+        if holds is None or not session.free or session.keyed:
             self._lose(session)
             return
         del self._sessions[key]

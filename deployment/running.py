@@ -335,7 +335,7 @@ class RunningTurn:
         return (first, *(map(self._fact, self._scores) if self._scores else others))
 
     def _facts(self, started: Started, frontier: int | None) -> SessionFacts | None:
-        if self._session is None:
+        if self._session is None or self._session.keyed:
             return None
         return SessionFacts(
             id=self._session.key.session,

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError, invalid, session_exists, session_unavailable, unknown_session
 from deployment.fork_points import ForkAt
+from deployment.keyed_turns import is_keyed
 from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -48,7 +49,8 @@ class SessionApi:
 
     async def placement(self, request: Request, name: str) -> Placed:
         """Where one of the asker's sessions is. A name that cannot be one is unknown like any other: 404."""
-        placement = await located(self._cluster, SessionKey(tenant_of(request), name))
+        key = SessionKey(tenant_of(request), name)
+        placement = None if is_keyed(key) else await located(self._cluster, key)
         if placement is None:
             raise unknown_session(name)
         return placement
@@ -63,7 +65,7 @@ class SessionApi:
             placements = await self._cluster.sessions(tenant_of(request))
         except (RayError, TimeoutError):
             raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
-        return listed([placement_object(placement) for placement in placements])
+        return listed([placement_object(placement) for placement in placements if not is_keyed(placement.key)])
 
     async def show(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)

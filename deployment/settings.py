@@ -14,6 +14,9 @@ from model import DEMO
 
 _MEDIA = MediaLimits()
 
+DEFAULT_PLACE = "default"
+"""Of `durable`: see `deployment/durable_place.py`."""
+
 
 class AppArgs(BaseModel):
     """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
@@ -25,13 +28,16 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
-    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
+    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, `none`, or
+    `default`, which is a directory of the head node's user and will not do where replicas are on others; and
     `durable_bytes`, its budget.
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
     came may wait there for the rest.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
+    `stuck_seconds`: an engine that has work and does nothing for so long is replaced (None: 60 on a GPU, 600 on a CPU,
+    where one slice of a large model's prompt may take more than a minute).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
     `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
@@ -73,8 +79,8 @@ class AppArgs(BaseModel):
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
     cluster_key_file: Path | None = None
-    durable: str | None = None
-    durable_bytes: int = Field(default=64 << 30, ge=0)
+    durable: str | None = DEFAULT_PLACE
+    durable_bytes: int = Field(default=16 << 30, ge=0)
     media_hosts: tuple[str, ...] = ()
     media_items: int = Field(default=_MEDIA.items, ge=0)
     media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
@@ -87,6 +93,7 @@ class AppArgs(BaseModel):
     capture: Capture = "start"
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
+    stuck_seconds: float | None = Field(default=None, gt=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     most_replicas: int | None = Field(default=None, ge=1)
@@ -99,6 +106,15 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @field_validator("durable")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is None or value == "none":
+            return None
+        if value != DEFAULT_PLACE and not (value.startswith("/") or "://" in value):
+            raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
+        return value
 
     @field_validator("media_hosts", mode="before")
     @classmethod
@@ -145,7 +161,7 @@ class AppArgs(BaseModel):
             raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
 
     def engine_options(self) -> EngineOptions:
-        """The engine's part."""
+        """The engine's part. The default place is that of an application (`deployment/durable_place.py`)."""
         return EngineOptions(
             model=self.model,
             draft=self.draft,
@@ -160,7 +176,7 @@ class AppArgs(BaseModel):
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
             media_cache_bytes=self.media_cache_bytes,
-            durable=self.durable,
+            durable=None if self.durable == DEFAULT_PLACE else self.durable,
             durable_bytes=self.durable_bytes,
             own_process=self.own_process,
             capture=self.capture,
@@ -194,6 +210,11 @@ class AppArgs(BaseModel):
             seconds=self.media_seconds,
             hosts=self.media_hosts,
         )
+
+    @property
+    def patience(self) -> float:
+        """`stuck_seconds`, which depend on the device."""
+        return self.stuck_seconds or (60.0 if self.device == "cuda" else 600.0)
 
     @property
     def model_id(self) -> str:

@@ -29,7 +29,7 @@ from deployment.session_log import Course, LoggedTurn, courses_of
 from deployment.turn_log import SessionTurnLog, TurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
-from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
+from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import Elsewhere, Route, TurnRequest, without_media
 from state.errors import FormatError
@@ -163,8 +163,11 @@ class TurnDesk:
         one, that with the same body; or the turn itself, whose ingress has not heard that it began before its replica
         died."""
         same = request_sha256(request) if request.repeated and request.idempotency_key is None else None
-        since = self._unix() - REPEAT_SECONDS
+        now = self._unix()
+        since = now - REPEAT_SECONDS
         for record in reversed(session.turns):
+            if session.keyed and record.ended_at + KEPT_SECONDS < now:
+                return None  # its key is free again, though nobody has taken it away yet
             if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
             if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
@@ -173,8 +176,8 @@ class TurnDesk:
         return None
 
     async def _run(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> HeldTurn:
-        engine_id = session.engine_id if session else None
-        if session is None and request.hint is not None:
+        engine_id = _engine_id(session)
+        if engine_id is None and request.hint is not None:
             engine_id = await self._hinted.engine_id(request.tenant, request.hint)
         return self.start(request, prompt, session, engine_id)
 
@@ -206,7 +209,7 @@ class TurnDesk:
         request, prompt = logged.request(session.key), logged.prompt(session.media)
         began, over = logged.began, logged.finished()
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
-        submit = self._submit(request, prompt, session.engine_id, began.seed)
+        submit = self._submit(request, prompt, _engine_id(session), began.seed)
         if over is None:
             self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
         elif over.token_ids and self._table.find(request.turn, session.key) is None:
@@ -282,6 +285,11 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _engine_id(session: Session | None) -> str | None:
+    """Where the engine keeps the state of a turn's session; None: it keeps none."""
+    return None if session is None or session.keyed else session.engine_id
 
 
 def _check_newest(request: TurnRequest, session: Session | None) -> None:

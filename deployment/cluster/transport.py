@@ -33,6 +33,9 @@ from deployment.ownership.messages import (
 from deployment.ownership.words import Member, SessionKey
 from state.arena_file import SHARED_MEMORY
 
+HEAD = "node:__internal_head__"
+"""A resource that the head node alone has."""
+
 CALL_SECONDS = 4.0
 """Below the time after which a silent store is given up, so that it is asked more than once."""
 
@@ -48,7 +51,7 @@ def start_directory(app: str, durable: str | None = None) -> Any:
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
-        resources={"node:__internal_head__": 0.001},
+        resources={HEAD: 0.001},
     ).remote(app, durable)
 
 
@@ -62,6 +65,13 @@ def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> An
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote(app, size, directory)
+
+
+def on_head() -> bool:
+    """Whether this process runs on the cluster's head node."""
+    node = ray.get_runtime_context().get_node_id()
+    nodes: Any = ray.nodes()
+    return any(entry["NodeID"] == node and HEAD in entry["Resources"] for entry in nodes)
 
 
 class Cluster:
@@ -78,6 +88,10 @@ class Cluster:
 
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return await asyncio.wait_for(_awaited(self.directory.sessions.remote(tenant)), CALL_SECONDS)
+
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        """Sessions whose names begin so and that no replica owns."""
+        return await asyncio.wait_for(_awaited(self.directory.unowned.remote(beginning)), CALL_SECONDS)
 
     async def suspect(self, replica: str) -> None:
         """A call to a replica has failed: the directory finds out whether it is gone."""

@@ -118,6 +118,7 @@ class Engine:
         self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
         self._over: set[str] = set()  # turns that ended before the one that they follow
+        self._work = 0
         if options.capture == "start":
             self._executor.capture()
 
@@ -193,7 +194,7 @@ class Engine:
                 self._sessions.drop(command.session)
                 return Dropped(command.call, command.session)
             case Inspect():
-                return Facts(command.call, self.facts())
+                return Facts(command.call, self.facts(), self._work)
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
@@ -282,6 +283,7 @@ class Engine:
             logger.exception("a turn failed")
             for lane in lanes:
                 self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
+        self._work += 1
 
     def _fail(self, lane: Lane, error: EngineError) -> None:
         """Ends a turn in the middle. What it had committed is told, captured and kept, as of a cancelled one."""

@@ -625,8 +625,11 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Facts:
+    """`work`: how many pieces of work, such as a round, a prefill slice or a turn's end, the engine has done so far."""
+
     call: str
     facts: dict[str, Any]
+    work: int = 0
 
 
 Event = (

@@ -87,7 +87,7 @@ class EngineOptions:
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
     durable: str | None = None
-    durable_bytes: int = 64 << 30
+    durable_bytes: int = 16 << 30
     own_process: bool | None = None
     capture: Capture = "start"
     check_invariants: bool = False

@@ -43,6 +43,7 @@ class Deployed:
     """A head and two more nodes, each with room for one replica, and the application on them, by its config."""
 
     def __init__(self) -> None:
+        self._lanes, self._replicas, self._release = 2, 2, "1"
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},
@@ -56,21 +57,26 @@ class Deployed:
         self.url = f"http://127.0.0.1:{self._port}"
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
 
-    def deploy(self, *, lanes: int, replicas: int) -> None:
-        """Returns when the application is as wanted, though the replicas that are not may still be there."""
+    def deploy(self, *, lanes: int | None = None, replicas: int | None = None, release: str | None = None) -> None:
+        """What is not given stays. Returns when the application is as wanted, though replicas that are not may still be
+        there."""
+        self._lanes, self._replicas = lanes or self._lanes, replicas or self._replicas
+        self._release = release or self._release
         application = {
             "name": APP,
             "route_prefix": "/",
             "import_path": "deployment.app:build",
+            "runtime_env": {"env_vars": {"RELEASE": self._release}},
             "args": {
-                "lanes": lanes,
+                "lanes": self._lanes,
                 "queue_turns": 1,
                 "num_cpus": 0.6,
                 "stream_grace_seconds": 1,
                 "detach_seconds": 60,
+                "durable": "none",
                 "host_store_bytes": 64 << 20,
             },
-            "deployments": [{"name": "EngineReplica", "num_replicas": replicas}],
+            "deployments": [{"name": "EngineReplica", "num_replicas": self._replicas}],
         }
         config = {
             "proxy_location": "HeadOnly",
@@ -111,7 +117,7 @@ def deployed() -> Iterator[Deployed]:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         deployed = Deployed()
         try:
-            deployed.deploy(lanes=2, replicas=2)
+            deployed.deploy()
             yield deployed
         finally:
             deployed.shut_down()
@@ -258,12 +264,15 @@ def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Depl
     check(client, readers, threads)
 
 
-def test_a_changed_config_replaces_replicas_and_ingress_under_streams(deployed: Deployed, client: httpx.Client):
+@pytest.mark.parametrize("change", [{"lanes": 3}, {"release": "2"}], ids=["another setting", "new code alone"])
+def test_a_changed_config_replaces_replicas_and_ingress_under_streams(
+    deployed: Deployed, client: httpx.Client, change: dict[str, Any]
+):
     idle = idle_sessions(client)
     old = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=2)
+    deployed.deploy(**change)
     check(client, readers, threads)
     assert sum(reader.resumed for reader in readers) >= 1, "the ingress was replaced while they read"
     wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
@@ -275,7 +284,7 @@ def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client
     before = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=1)
+    deployed.deploy(replicas=1)
     check(client, readers, threads)
     assert not any(reader.resumed for reader in readers), "nothing but the number has changed"
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
@@ -283,6 +292,8 @@ def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client
 
 
 def test_a_drained_node_gives_its_sessions_away_before_it_goes(deployed: Deployed, client: httpx.Client):
+    deployed.deploy(replicas=1)  # so that another one has room
+    wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
     idle = idle_sessions(client)
     before = deployed.replicas()
     readers, threads = read_all(client, ["long"])
