@@ -3,6 +3,7 @@
 
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +20,7 @@ from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
 from deployment.openai_responses.api import ResponsesApi
+from deployment.openapi.document import document
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.server_objects import listed, replica_object
@@ -30,7 +32,7 @@ from deployment.wire import ReplicaInfo, Route
 
 VERSION = version("dflash-serve")
 
-api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
+api = FastAPI(openapi_url=None)
 
 
 @api.exception_handler(RequestError)
@@ -41,7 +43,9 @@ async def _on_request_error(request: Request, error: RequestError) -> JSONRespon
 @api.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    refused = refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    refused.headers.update(error.headers or {})  # of a method that is not allowed, those that are
+    return refused
 
 
 @api.exception_handler(RequestValidationError)
@@ -194,6 +198,10 @@ class Ingress:
         return await self._tokens.decode(request)
 
     # ------------------------------------------------------------------------------------------------ server
+
+    @api.get("/openapi.json", include_in_schema=False)
+    async def get_description(self, request: Request) -> Any:
+        return await asyncio.to_thread(document, request.app, VERSION)
 
     @api.get("/version")
     async def get_version(self) -> Any:

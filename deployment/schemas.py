@@ -150,16 +150,24 @@ class ResponseFormat(BaseModel):
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(max_length=4)]
 MAX_DIGITS = 20
 """Of a token id that is a key, and text therefore."""
 
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
+def _with_neutral(schema: dict[str, Any]) -> None:
+    """For descriptions of the interface: what is ignored, and what must ask for nothing."""
+    schema["additionalProperties"] = True
+    for name, values in NEUTRAL.items():
+        schema["properties"].setdefault(name, {"enum": [*values, None]})
+
+
 class GenerationBody(BaseModel):
     """What every request for text may say, whatever its prompt looks like."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral)
 
     model: str | None = None
     stream: StrictBool = False
@@ -192,7 +200,7 @@ class GenerationBody(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("priority", mode="before")
+    @field_validator("priority", mode="before", json_schema_input_type=Literal["interactive", "background"] | int)
     @classmethod
     def _of_number(cls, priority: Any) -> Any:
         """Other servers count: 0 is the usual one, and more is later."""
@@ -200,7 +208,7 @@ class GenerationBody(BaseModel):
             return "background" if priority > 0 else "interactive"
         return priority
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=StopString | StopStrings)
     @classmethod
     def _one_or_more(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
