@@ -23,6 +23,7 @@ from deployment.openai_responses.api import ResponsesApi
 from deployment.openapi.document import document
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
+from deployment.schemas import StreamOptions
 from deployment.server_objects import listed, replica_object
 from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
@@ -100,9 +101,17 @@ class Ingress:
         return await self._turns.append(request, placement.key)
 
     @api.get("/v1/sessions/{name:path}/turns/{turn}/events")
-    async def turn_events(self, request: Request, name: str, turn: str, include_usage: bool = False) -> Response:
+    async def turn_events(
+        self,
+        request: Request,
+        name: str,
+        turn: str,
+        include_usage: bool = False,
+        continuous_usage_stats: bool = False,
+    ) -> Response:
         placement = await self._sessions.placement(request, name)
-        return await self._turns.follow(request, placement, turn, include_usage)
+        usage = StreamOptions(include_usage=include_usage, continuous_usage_stats=continuous_usage_stats).usage_told
+        return await self._turns.follow(request, placement, turn, usage)
 
     # ------------------------------------------------------------------------------------------------ sessions
 

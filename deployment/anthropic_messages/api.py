@@ -36,7 +36,7 @@ class MessagesApi:
         document, size = await self._turns.document(request)
         body = parse(MessagesBody, document)
         self._turns.check_model(body.model)
-        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size)
+        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
         turn = replace(turn, stop=tuple(body.stop_sequences or ()))
         events = self._turns.events(turn)
         opened = await begun(events)
@@ -50,7 +50,7 @@ class MessagesApi:
         document, size = await self._turns.document(request)
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
-        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size)
+        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
         encoded = await self._tokens.encoded(turn)
         return JSONResponse({"input_tokens": len(encoded.ids)}, headers={"request-id": name})
 

@@ -134,6 +134,7 @@ OPERATIONS = {
             _header("Last-Event-Id", "The id of that event."),
             _query("after", "The same; it counts for more than the header.", type="string"),
             _query("include_usage", "A last chunk says what was used.", type="boolean"),
+            _query("continuous_usage_stats", "With it, each chunk says what was used so far.", type="boolean"),
         ),
     ),
     "GET /v1/sessions/{name}/checkpoints": Operation("A session's checkpoints.", answers.Checkpoints, _OF_SESSION),
