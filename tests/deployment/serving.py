@@ -59,7 +59,7 @@ def serving(service: EngineService | None = None, **more: Any) -> Iterator[str]:
 
 
 def _engine(**more: Any) -> EngineService:
-    return EngineService(models("dflash2"), options("dflash2", lanes=4, **{"images": 16, **more}))
+    return EngineService(models("dflash2"), options("dflash2", **{"lanes": 4, "images": 16, **more}))
 
 
 def _replica(world: World) -> EngineReplica:
