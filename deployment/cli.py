@@ -1,4 +1,4 @@
-"""`dflash-serve`: serve, down, demo, chat, generate, check-model, state. A mistake is one sentence and exit code 2."""
+"""`dflash-serve`: what can be asked of it on a command line. A mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -178,6 +178,16 @@ def demo(
         from deployment.demo import run
 
         raise typer.Exit(run(port, keep))
+
+
+@app.command()
+def openapi() -> None:
+    """Prints the description of the HTTP interface, as OpenAPI 3.1; a server has it at /openapi.json."""
+    with one_sentence():
+        from deployment.ingress import VERSION, api
+        from deployment.openapi.document import document, written
+
+        typer.echo(written(document(api, VERSION)), nl=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ A field that would change what the model sees, and is not supported, is refused 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployment.errors import RequestError, invalid
@@ -65,6 +65,10 @@ class Parts:
     @property
     def inline_characters(self) -> int:
         return sum(len(part.source.base64) for part in self.media if isinstance(part.source, Inline))
+
+    def at(self, places: Sequence[str]) -> Parts:
+        """The same media, at other places."""
+        return replace(self, media=tuple(replace(one, place=at) for one, at in zip(self.media, places, strict=True)))
 
     def with_digests(self, digests: Sequence[str]) -> tuple[Message, ...]:
         """The messages as they are rendered, logged and kept. `digests`: sha256 of each item."""

@@ -3,6 +3,7 @@
 
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -15,12 +16,15 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployment.anthropic_messages.api import MessagesApi
+from deployment.anthropic_messages.format import refusal as messages_refusal
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
 from deployment.openai_responses.api import ResponsesApi
+from deployment.openapi.document import document
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
+from deployment.schemas import StreamOptions
 from deployment.server_objects import listed, replica_object
 from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
@@ -30,35 +34,43 @@ from deployment.wire import ReplicaInfo, Route
 
 VERSION = version("dflash-serve")
 
-api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
+api = FastAPI(openapi_url=None)
+
+
+def _refusal(request: Request, refused: Refused) -> JSONResponse:
+    """In the form of the interface that was asked."""
+    return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
 
 
 @api.exception_handler(RequestError)
 async def _on_request_error(request: Request, error: RequestError) -> JSONResponse:
-    return refusal(error.refused)
+    return _refusal(request, error.refused)
 
 
 @api.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    answer = _refusal(request, Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    answer.headers.update(error.headers or {})  # of a method that is not allowed, those that are
+    return answer
 
 
 @api.exception_handler(RequestValidationError)
 async def _on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:])
-    return refusal(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
+    return _refusal(request, Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
 
 
 @api.exception_handler(RayActorError)
 async def _on_lost_actor(request: Request, error: RayActorError) -> JSONResponse:
-    return refusal(Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"))
+    message = "a part of the server is gone and is being replaced; try again"
+    return _refusal(request, Refused(503, "unavailable", message))
 
 
 @api.exception_handler(Exception)
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
-    return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
+    return _refusal(request, Refused(500, "internal_error", "the server failed on this request; its log says why"))
 
 
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
@@ -96,9 +108,17 @@ class Ingress:
         return await self._turns.append(request, placement.key)
 
     @api.get("/v1/sessions/{name:path}/turns/{turn}/events")
-    async def turn_events(self, request: Request, name: str, turn: str, include_usage: bool = False) -> Response:
+    async def turn_events(
+        self,
+        request: Request,
+        name: str,
+        turn: str,
+        include_usage: bool = False,
+        continuous_usage_stats: bool = False,
+    ) -> Response:
         placement = await self._sessions.placement(request, name)
-        return await self._turns.follow(request, placement, turn, include_usage)
+        usage = StreamOptions(include_usage=include_usage, continuous_usage_stats=continuous_usage_stats).usage_told
+        return await self._turns.follow(request, placement, turn, usage)
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -194,6 +214,10 @@ class Ingress:
         return await self._tokens.decode(request)
 
     # ------------------------------------------------------------------------------------------------ server
+
+    @api.get("/openapi.json", include_in_schema=False)
+    async def get_description(self, request: Request) -> Any:
+        return await asyncio.to_thread(document, request.app, VERSION)
 
     @api.get("/version")
     async def get_version(self) -> Any:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deployment.content_parts import Inline, MediaPart, PartReader, chat_part, parts_of
+from deployment.content_parts import Inline, MediaPart, chat_part, parts_of
 from deployment.errors import invalid_media, media_too_large
 from deployment.media_fetch import Fetcher, TooLarge
 from deployment.media_formats import MOVING, STILL, Format, check_declared, format_of, known_type, listed
@@ -37,10 +37,12 @@ class MediaIntake:
         """How large a body may be: its text, and all media in base64."""
         return MAX_BODY_BYTES + 4 * -(-self._limits.total_bytes // 3)
 
-    async def taken(self, turn: TurnRequest, body_bytes: int, reader: PartReader = chat_part) -> TurnRequest:
-        """The turn with its media beside its messages. `body_bytes`: how large the body was. Raises RequestError, 400
-        or 413."""
-        parts = parts_of(turn.messages, reader)
+    async def taken(self, turn: TurnRequest, body_bytes: int, places: Sequence[str] | None = None) -> TurnRequest:
+        """The turn with its media beside its messages. `body_bytes`: how large the body was. `places`: what holds each
+        of the media in the body, where that was not a chat completion's. Raises RequestError, 400 or 413."""
+        parts = parts_of(turn.messages, chat_part)
+        if places is not None:
+            parts = parts.at(places)
         if body_bytes - parts.inline_characters > MAX_BODY_BYTES:
             raise body_too_large(MAX_BODY_BYTES, "without its images and videos ")
         if not parts.media:

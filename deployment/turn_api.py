@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -76,14 +76,13 @@ class TurnApi:
             for answer in answers:  # of a refused one the others go too
                 answer.cancel()
 
-    async def follow(self, request: Request, placement: Placed, turn: str, with_usage: bool) -> Response:
+    async def follow(self, request: Request, placement: Placed, turn: str, usage: UsageTold) -> Response:
         """A session's turn from its first event, or from after the event that the reader had last."""
         seen, name = request.query_params.get("after"), "after"
         if seen is None:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        usage: UsageTold = "end" if with_usage else "never"
         return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
 
     def events(self, turn: TurnRequest) -> Bounded:
@@ -95,9 +94,10 @@ class TurnApi:
         data = await body_of(request, self._intake.body_bytes)
         return await document_in(data), len(data)
 
-    async def seen(self, turn: TurnRequest, body_bytes: int) -> TurnRequest:
-        """The turn with its media beside its messages. RequestError: 400, 413."""
-        return await self._intake.taken(turn, body_bytes)
+    async def seen(self, turn: TurnRequest, body_bytes: int, places: Sequence[str] | None = None) -> TurnRequest:
+        """The turn with its media beside its messages. `places`: where another interface has them. RequestError: 400,
+        413."""
+        return await self._intake.taken(turn, body_bytes, places)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from deployment.openai_responses.items import Item, messages_of
+from deployment.openai_responses.items import Item, media_places, messages_of
 from deployment.schemas import Effort
 
 _LENIENT = ConfigDict(extra="ignore")
@@ -80,6 +80,11 @@ class PromptBody(BaseModel):
     def given(self) -> list[dict[str, Any]]:
         """The new messages, in the form of a chat completion's."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else messages_of(self.input)
+
+    @property
+    def media_places(self) -> list[str]:
+        """What holds each image of the new messages."""
+        return [] if isinstance(self.input, str) else media_places(self.input)
 
     def chat(self, before: list[dict[str, Any]]) -> dict[str, Any]:
         """The body of a chat completion that carries all of it. `before`: messages of the responses that this one

@@ -205,6 +205,52 @@ def test_an_image_in_a_form_that_is_not_supported_is_refused_by_field(
     assert answer.status_code == 400 and field in answer.json()["error"]["message"], answer.text
 
 
+BAD = base64.b64encode(b"no image at all").decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "field"),
+    [
+        (
+            "responses",
+            {"instructions": "See.", "input": [{"role": "user", "content": "x"}, {"role": "user", "content": [
+                {"type": "input_text", "text": "x"},
+                {"type": "input_image", "image_url": f"data:image/png;base64,{BAD}"}]}]},
+            "input[1].content[1].image_url",
+        ),
+        (
+            "responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                       {"type": "function_call_output", "call_id": "c", "output": [
+                           {"type": "input_image", "image_url": f"data:image/png;base64,{BAD}"}]}]},
+            "input[1].output[0].image_url",
+        ),
+        (
+            "messages",
+            {"system": "See.", "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "x"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BAD}}]}]},
+            "messages[0].content[1].source.data",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [
+                {"type": "image", "source": {"type": "url", "url": "http://nobody.example/x"}},
+                {"type": "tool_result", "tool_use_id": "c", "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BAD}}]}]}]},
+            "messages[0].content[1].content[0].source.data",
+        ),
+    ],
+)  # fmt: skip
+def test_an_image_that_is_none_is_named_by_where_its_request_has_it(
+    seeing: Seeing, name: str, said: dict[str, Any], field: str
+):
+    with serving(seeing.service) as server:
+        answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", "max_tokens": 4, **said}, timeout=60)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and message.startswith(f"{field}: "), message
+
+
 def test_a_response_whose_past_has_images_is_not_gone_on_from(seeing: Seeing):
     url = f"data:image/png;base64,{base64.b64encode(FIRST).decode()}"
     asked = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
