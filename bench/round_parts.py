@@ -181,16 +181,16 @@ class Watched:
 
 
 def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
-    plain = executor._runs, executor._target_runs
+    plain = executor._runs
     for number in range(WARM):
         one_round(executor, lanes, number)
     watched = Watched(executor._runs, DEVICE)
-    executor._runs = executor._target_runs = watched
+    executor._runs = watched
     times = [time.perf_counter()]
     for number in range(ROUNDS):
         one_round(executor, lanes, WARM + number)
         times.append(time.perf_counter())
-    executor._runs, executor._target_runs = plain
+    executor._runs = plain
     parts = watched.milliseconds()
     whole = [1e3 * (later - earlier) for earlier, later in itertools.pairwise(times)]
     # a round's time runs from verdict to verdict: the commit before it is in it, its own is not
