@@ -35,6 +35,7 @@ from kernels.router import Routing
 
 _SORTED_AT_ONCE = 4096
 """Choices that a sorting program looks at together."""
+_LINE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ def run_experts_reference(x: torch.Tensor, routing: Routing, experts: Experts) -
 
 
 class Tiling(NamedTuple):
-    """A program's tile: `rows` columns of one expert times `weights` rows of its matrix, `depth` of a row at a time."""
+    """A program's tile: `rows` columns of one expert times `weights` rows of its matrix, `depth` of a row at a time.
+    `ahead`: how much of each row it asks for before it may begin."""
 
     rows: int
     weights: int
     depth: int
     stages: int
     warps: int
+    ahead: int = 0
 
 
 def tilings(columns: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[Tiling, Tiling]:
@@ -157,6 +160,8 @@ def _launch(
         DEPTH=to.depth,
         WHOLE=all(depth % to.depth == 0 for depth in depths),
         STAGES=to.stages,
+        AHEAD=to.ahead,
+        LINE=_LINE_BYTES // tensors[0].element_size(),
         OVERLAPS=overlapping,
         num_warps=to.warps,
         launch_pdl=overlapping,
@@ -177,9 +182,9 @@ def run_experts_triton(
     hidden = x.new_empty(columns * (top_k + 1), max(inner, shared_inner))
     sizes = _Sizes(columns, count, width, inner, shared_inner, hidden.shape[1])
     gate_up, down = plan or tilings(columns, top_k, count, x.dtype)
-    tensors = x, *sorted_choices, experts.gate_up, experts.shared_gate_up, hidden
+    tensors = x, routing.experts, *sorted_choices, experts.gate_up, experts.shared_gate_up, hidden
     _launch(gate_up_kernel, tensors, sizes, top_k, gate_up, 2 * hidden.shape[1], (width,))
-    tensors = hidden, *sorted_choices, experts.down, experts.shared_down, routing.weights, parts
+    tensors = hidden, routing.experts, *sorted_choices, experts.down, experts.shared_down, routing.weights, parts
     _launch(down_kernel, tensors, sizes, top_k, down, width, (inner, shared_inner))
     return parts
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.overlap import let_next_start, wait_for_earlier
+from kernels.overlap import ask_for, let_next_start, wait_for_earlier
 
 
 @triton.jit
@@ -64,11 +64,44 @@ def _columns_of_tile(
 
 
 @triton.jit
+def _likely_expert(experts_ptr, columns, K: tl.constexpr, ROWS: tl.constexpr):
+    """An expert that a tile may have, of those that are known before the choices are sorted: -1 for the shared one."""
+    choice = tl.program_id(1) - tl.cdiv(columns, ROWS)
+    return tl.load(experts_ptr + choice, mask=(choice >= 0) & (choice < columns * K), other=-1)
+
+
+@triton.jit
+def _gate_up_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS: tl.constexpr):
+    """Where the rows of tile `program_id(0)` of an expert's gate and up begin [WEIGHTS], in turn one of each."""
+    shared = expert < 0
+    size = tl.where(shared, shared_inner, inner)
+    matrix = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * 2 * inner * width)
+    row = tl.arange(0, WEIGHTS)
+    at = tl.minimum(tl.program_id(0) * (WEIGHTS // 2) + row // 2, size - 1)
+    return matrix + (row % 2 * size + at).to(tl.int64) * width
+
+
+@triton.jit
+def _down_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS: tl.constexpr):
+    """As `_gate_up_rows`, of its down."""
+    shared = expert < 0
+    size = tl.where(shared, shared_inner, inner)
+    matrix = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * width * inner)
+    at = tl.minimum(tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS), width - 1)
+    return matrix + at.to(tl.int64) * size
+
+
+@triton.jit
+def _ask_for_rows(rows, depth, AHEAD: tl.constexpr, LINE: tl.constexpr):
+    lines = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, depth - 1)
+    ask_for(rows[:, None] + lines[None, :], True)
+
+
+@triton.jit
 def _product(
     x_rows,
     weight_rows,
-    row_exists,
-    weight_exists,
+    exists,
     depth,
     ROWS: tl.constexpr,
     WEIGHTS: tl.constexpr,
@@ -76,19 +109,20 @@ def _product(
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """FP32 [ROWS, WEIGHTS] of the rows at `x_rows` [ROWS] and `weight_rows` [WEIGHTS]. WHOLE: DEPTH divides `depth`."""
+    """FP32 [ROWS, WEIGHTS] of the rows at `x_rows` [ROWS] that exist with those at `weight_rows` [WEIGHTS]. WHOLE:
+    DEPTH divides `depth`."""
     k = tl.arange(0, DEPTH)
     x_at = x_rows[:, None] + k[None, :]
     weights_at = weight_rows[None, :] + k[:, None]
     total = tl.zeros((ROWS, WEIGHTS), tl.float32)
     for at in tl.range(0, depth, DEPTH, num_stages=STAGES):
         if WHOLE:
-            x = tl.load(x_at + at, mask=row_exists[:, None], other=0.0)
-            w = tl.load(weights_at + at, mask=weight_exists[None, :], other=0.0)
+            x = tl.load(x_at + at, mask=exists[:, None], other=0.0)
+            w = tl.load(weights_at + at)
         else:
             inside = at + k < depth
-            x = tl.load(x_at + at, mask=row_exists[:, None] & inside[None, :], other=0.0)
-            w = tl.load(weights_at + at, mask=weight_exists[None, :] & inside[:, None], other=0.0)
+            x = tl.load(x_at + at, mask=exists[:, None] & inside[None, :], other=0.0)
+            w = tl.load(weights_at + at, mask=inside[:, None], other=0.0)
         total = tl.dot(x, w, total, input_precision="ieee")
     return total
 
@@ -96,6 +130,7 @@ def _product(
 @triton.jit
 def gate_up_kernel(
     x_ptr,
+    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -114,35 +149,38 @@ def gate_up_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """SiLU(gate) * up at every place. A gate row and its up row are neighbours in a tile, so that a thread has both."""
+    if OVERLAPS and AHEAD:  # `experts` is not of the kernel before this one, which had waited for it
+        likely = _likely_expert(experts_ptr, columns, K, ROWS)
+        rows = _gate_up_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
+        _ask_for_rows(rows, width, AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
     if expert >= experts:
         return
-    shared = expert < 0
-    size = tl.where(shared, shared_inner, inner)
-    weights = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * 2 * inner * width)
-    row = tl.arange(0, WEIGHTS)
-    at = tl.program_id(0) * (WEIGHTS // 2) + row // 2
-    weight_rows = weights + (row % 2 * size + at).to(tl.int64) * width
+    weight_rows = _gate_up_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
     exists = places >= 0
     x_rows = x_ptr + (tl.maximum(places, 0) // (K + 1)).to(tl.int64) * width
-    total = _product(x_rows, weight_rows, exists, at < size, width, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES)
+    total = _product(x_rows, weight_rows, exists, width, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES)
     gate, up = tl.split(tl.reshape(total, (ROWS, WEIGHTS // 2, 2)))
     dtype = hidden_ptr.dtype.element_ty
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     column = tl.program_id(0) * (WEIGHTS // 2) + tl.arange(0, WEIGHTS // 2)
+    inside = column < tl.where(expert < 0, shared_inner, inner)
     to = hidden_ptr + places[:, None].to(tl.int64) * hidden_stride + column[None, :]
-    tl.store(to, (activated * up).to(dtype), mask=exists[:, None] & (column < size)[None, :])
+    tl.store(to, (activated * up).to(dtype), mask=exists[:, None] & inside[None, :])
 
 
 @triton.jit
 def down_kernel(
     hidden_ptr,
+    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -162,25 +200,27 @@ def down_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Every place's output, times its weight in the routing (`share`)."""
+    if OVERLAPS and AHEAD:
+        likely = _likely_expert(experts_ptr, columns, K, ROWS)
+        rows = _down_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
+        _ask_for_rows(rows, tl.where(likely < 0, shared_inner, inner), AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
     if expert >= experts:
         return
-    shared = expert < 0
-    size = tl.where(shared, shared_inner, inner)
-    weights = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * width * inner)
-    at = tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS)
+    weight_rows = _down_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
     exists = places >= 0
-    rows = tl.maximum(places, 0).to(tl.int64)
-    weight_rows = weights + at.to(tl.int64) * size
-    total = _product(
-        hidden_ptr + rows * hidden_stride, weight_rows, exists, at < width, size, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES
-    )
+    at = tl.maximum(places, 0).to(tl.int64)
+    size = tl.where(expert < 0, shared_inner, inner)
+    total = _product(hidden_ptr + at * hidden_stride, weight_rows, exists, size, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES)
     dtype = parts_ptr.dtype.element_ty
-    share = tl.load(share_ptr + rows, mask=exists, other=0.0).to(tl.float32)
+    share = tl.load(share_ptr + at, mask=exists, other=0.0).to(tl.float32)
     part = (total.to(dtype).to(tl.float32) * share[:, None]).to(dtype)
-    tl.store(parts_ptr + rows[:, None] * width + at[None, :], part, mask=exists[:, None] & (at < width)[None, :])
+    column = tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS)
+    tl.store(parts_ptr + at[:, None] * width + column[None, :], part, mask=exists[:, None] & (column < width)[None, :])
