@@ -65,10 +65,9 @@ def target_on(device: str, dtype: torch.dtype) -> tuple[Target, TargetState]:
 
 def columns_on(device: str, seed: int) -> Columns:
     ids = torch.randint(0, CONFIG.vocab_size, (ROWS, WIDTH), generator=torch.Generator().manual_seed(seed))
-    rows = torch.arange(ROWS)
-    extents = torch.zeros(ROWS, dtype=torch.int64), EXTENTS
-    table = torch.arange(ROWS * PAGES).view(ROWS, PAGES)
-    return Columns(*(part.to(device) for part in (ids, *extents, table, rows)))
+    start = torch.zeros(ROWS, dtype=torch.int64, device=device)
+    table = torch.arange(ROWS * PAGES, device=device).view(ROWS, PAGES)
+    return Columns(ids.to(device), start, EXTENTS.to(device), table, torch.arange(ROWS, device=device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
