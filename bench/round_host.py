@@ -55,7 +55,7 @@ def device_ms(options: EngineOptions) -> float:
     for _ in range(STEADY.start):
         engine.step()
     watched = Watched(executor._runs, engine.models.device)
-    executor._runs = executor._target_runs = watched
+    executor._runs = watched
     for _ in range(STEADY.stop - STEADY.start):
         engine.step()
     assert len(engine._lanes) == options.lanes, "turns ended while rounds were timed"

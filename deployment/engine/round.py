@@ -83,8 +83,6 @@ class Executor:
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._graphs = Graphs(models.device) if models.device.type == "cuda" and captures else None
         self._runs: Runs = self._graphs or eagerly
-        # a mixture of experts asks the device which of them it needs
-        self._target_runs = self._runs if self._graphs is None or models.target.config.moe is None else eagerly
         self._shapes = shapes
         self._lanes = lanes
         self._lay_out()
@@ -330,7 +328,7 @@ class Executor:
 
     def _verify(self, shape: RoundShape) -> None:
         key = ("verify", shape.rows, shape.drafts, shape.width)
-        self._target_runs(key, partial(self._segments.verify, shape))
+        self._runs(key, partial(self._segments.verify, shape))
 
     def _judge(self, shape: RoundShape, traits: Traits) -> None:
         key = ("accept", shape.rows, shape.drafts, shape.width, traits)
