@@ -18,6 +18,9 @@ from deployment.anthropic_messages.api import MessagesApi
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.metrics.page import CONTENT_TYPE
+from deployment.metrics.scrape import scraped
+from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
@@ -33,32 +36,38 @@ VERSION = version("dflash-serve")
 api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
 
 
+def _refused(refused: Refused) -> JSONResponse:
+    """Counted by the ingress whose request it is."""
+    serve.get_replica_context().servable_object.metrics.refused(refused)
+    return refusal(refused)
+
+
 @api.exception_handler(RequestError)
 async def _on_request_error(request: Request, error: RequestError) -> JSONResponse:
-    return refusal(error.refused)
+    return _refused(error.refused)
 
 
 @api.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    return _refused(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
 
 
 @api.exception_handler(RequestValidationError)
 async def _on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:])
-    return refusal(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
+    return _refused(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
 
 
 @api.exception_handler(RayActorError)
 async def _on_lost_actor(request: Request, error: RayActorError) -> JSONResponse:
-    return refusal(Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"))
+    return _refused(Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"))
 
 
 @api.exception_handler(Exception)
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
-    return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
+    return _refused(Refused(500, "internal_error", "the server failed on this request; its log says why"))
 
 
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
@@ -74,9 +83,11 @@ class Ingress:
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
         self._model = model = args.model_id
         self._replicas = replicas
-        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits)
+        self._cluster = cluster
+        self.metrics = TurnMetrics()
+        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits, self.metrics)
         self._tokens = TokenApi(replicas, self._turns, model)
-        self._messages = MessagesApi(self._turns, self._tokens)
+        self._messages = MessagesApi(self._turns, self._tokens, self.metrics.refused)
         self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
         self._responses = ResponsesApi(self._turns, self._tokens, self._sessions, replicas, model)
 
@@ -227,3 +238,7 @@ class Ingress:
     @api.get("/health")
     async def health(self) -> Any:
         return {"status": "ok", "replicas": len(await self._replicas.all())}
+
+    @api.get("/metrics")
+    async def prometheus(self) -> Response:
+        return Response(await scraped(self.metrics, self._replicas, self._cluster), media_type=CONTENT_TYPE)

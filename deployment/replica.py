@@ -32,6 +32,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
+from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
@@ -400,8 +401,19 @@ class EngineReplica:
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
+        return self._described(await self._inspected())
+
+    async def measured(self) -> Measured:
+        """For a scrape of the application's metrics."""
+        answer = await self._inspected()
+        return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
+
+    async def _inspected(self) -> Facts:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))
         assert isinstance(answer, Facts)
+        return answer
+
+    def _described(self, answer: Facts) -> ReplicaInfo:
         return ReplicaInfo(
             replica=self._id,
             pid=os.getpid(),

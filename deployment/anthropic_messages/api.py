@@ -22,15 +22,17 @@ from deployment.wire import TurnRequest
 
 
 class MessagesApi:
-    def __init__(self, turns: TurnApi, tokens: TokenApi) -> None:
+    def __init__(self, turns: TurnApi, tokens: TokenApi, refused: Callable[[Refused], None]) -> None:
+        """`refused` hears of each refusal."""
         self._turns = turns
         self._tokens = tokens
+        self._refused = refused
 
     async def create(self, request: Request) -> Response:
-        return await _answered(self._create, request)
+        return await self._answered(self._create, request)
 
     async def count(self, request: Request) -> Response:
-        return await _answered(self._count, request)
+        return await self._answered(self._count, request)
 
     async def _create(self, request: Request, name: str) -> Response:
         document, size = await self._turns.document(request)
@@ -38,7 +40,7 @@ class MessagesApi:
         self._turns.check_model(body.model)
         turn = await self._turns.seen(_turn(body, asking_of(request, document)), size)
         turn = replace(turn, stop=tuple(body.stop_sequences or ()))
-        events = self._turns.events(turn)
+        events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = MessageFormat(opened, name)
         if body.stream:
@@ -54,19 +56,18 @@ class MessagesApi:
         encoded = await self._tokens.encoded(turn)
         return JSONResponse({"input_tokens": len(encoded.ids)}, headers={"request-id": name})
 
+    async def _answered(self, answer: Callable[[Request, str], Awaitable[Response]], request: Request) -> Response:
+        """Refusals have this interface's form, and every answer an id."""
+        name = f"req_{secrets.token_hex(12)}"
+        try:
+            return await answer(request, name)
+        except RequestError as error:
+            refused = error.refused
+        except RayActorError:
+            refused = Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again")
+        self._refused(refused)
+        return refusal(refused, name)
+
 
 def _turn(body: PromptBody, asking: Asking) -> TurnRequest:
     return turn_request(parse(TurnBody, body.chat), "history", asking)
-
-
-async def _answered(answer: Callable[[Request, str], Awaitable[Response]], request: Request) -> Response:
-    """Refusals have this interface's form, and every answer an id."""
-    name = f"req_{secrets.token_hex(12)}"
-    try:
-        return await answer(request, name)
-    except RequestError as error:
-        return refusal(error.refused, name)
-    except RayActorError:
-        return refusal(
-            Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"), name
-        )

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
+from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.store import KnownTurn, Store
@@ -55,6 +56,9 @@ class HostStoreActor:
 
     async def index(self) -> tuple[Any, ...]:
         return self._store.index()
+
+    async def room(self) -> Room:
+        return Room(self._arena.size, self._arena.used)
 
     async def find_turn(self, tenant: str, idempotency_key: str) -> KnownTurn | None:
         return self._store.find_turn(tenant, idempotency_key, time.time())

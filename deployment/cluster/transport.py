@@ -16,6 +16,7 @@ from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mai
 from deployment.cluster.fleet import Load
 from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
 from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
+from deployment.metrics.measured import Room
 from deployment.ownership.messages import (
     Claim,
     FromDirectory,
@@ -102,6 +103,14 @@ class Cluster:
         except ValueError:
             return ()
         return await self.answered(store.images.remote(key), f"question to {member}") or ()
+
+    async def room(self, node: str) -> Room | None:
+        """What the host store of a node holds; None if it does not answer."""
+        try:
+            store = await asyncio.to_thread(named_actor, store_name(self._app, node))
+            return await self.answered(store.room.remote(), f"question to the store of {node}")
+        except (ValueError, AttributeError):  # there is none, or one of an older version
+            return None
 
     async def image(self, member: Member, image: Image, key: SessionKey) -> bytes:
         """Raises `StateError` if it is not held any more; `RayError`, TimeoutError and ValueError if nobody answers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from deployment.engine.counts import Counts
 from state.fingerprint import Mismatch
 from state.media import Placed
 from state.names import Order, SessionKey
@@ -625,8 +626,11 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Facts:
+    """`facts`: what the engine holds now. `counts`: what it has done since it began."""
+
     call: str
     facts: dict[str, Any]
+    counts: Counts
 
 
 Event = (

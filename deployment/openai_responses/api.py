@@ -107,7 +107,7 @@ class ResponsesApi:
             note=json.dumps(note, ensure_ascii=False),
             follows=before.turn if before is not None and goes_on and body.store else None,
         )
-        events = self._turns.events(await self._turns.seen(turn, size))
+        events = self._turns.events(await self._turns.seen(turn, size), body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:

@@ -22,6 +22,7 @@ from deployment.engine.service import EngineService
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
 from deployment.last_call import LastCall
+from deployment.metrics.measured import Room
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
@@ -97,6 +98,9 @@ class _Cluster:
     async def with_room(self, beside: str) -> None:
         return None
 
+    async def room(self, node: str) -> Room:
+        return Room(4096, 64)
+
 
 class _Replicas:
     """Of the one that there is."""
@@ -118,3 +122,6 @@ class _Replicas:
 
     async def all(self) -> list[Any]:
         return [await self._replica.info()]
+
+    async def measured(self) -> list[Any]:
+        return [await self._replica.measured()]
