@@ -90,6 +90,9 @@ def serve(
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: session, turn and epoch as fields.")] = "text",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -133,6 +136,9 @@ def serve(
             media_items=media_items,
             media_bytes=media_bytes,
             media_pixels=media_pixels,
+            log_format=log_format,
+            log_level=log_level.upper(),
+            log_texts=log_texts,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

@@ -18,6 +18,7 @@ from deployment.anthropic_messages.api import MessagesApi
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.logs import set_up
 from deployment.metrics.page import CONTENT_TYPE
 from deployment.metrics.scrape import scraped
 from deployment.metrics.turns import TurnMetrics
@@ -75,8 +76,10 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        cluster = Cluster(context.app_name, args.durable)
         me = context.replica_id.unique_id
+        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
+        set_up(args.logs, always)
+        cluster = Cluster(context.app_name, args.durable, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
 

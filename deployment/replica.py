@@ -32,6 +32,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
+from deployment.logs import set_up
 from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
@@ -41,6 +42,7 @@ from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
 from deployment.turn_desk import TurnDesk
+from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
 from deployment.turn_table import TurnTable
 from deployment.wire import (
@@ -117,9 +119,10 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._model = args.model_id
+        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
         self._service = EngineService.start(args.engine_options())
-        self._cluster = Cluster(context.app_name, args.durable)
-        store = start_host_store(context.app_name, args.host_store_bytes)
+        self._cluster = Cluster(context.app_name, args.durable, args.logs)
+        store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
@@ -142,6 +145,7 @@ class EngineReplica:
             self._turns,
             args.detach_seconds,
             call_later,
+            lines=TurnLines(args.log_texts),
         )
         self._started = False
 

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
+from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -79,8 +80,9 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None = None) -> None:
+    def __init__(self, app: str, durable: str | None, logs: LogOptions) -> None:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
+        log_to_stderr(logs.form, logs.level)
         self._app = app
         self._durable = durable
         self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())

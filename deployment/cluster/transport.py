@@ -16,6 +16,7 @@ from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mai
 from deployment.cluster.fleet import Load
 from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
 from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
+from deployment.engine.log_lines import LogOptions
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import (
     Claim,
@@ -42,7 +43,7 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 
-def start_directory(app: str, durable: str | None = None) -> Any:
+def start_directory(app: str, durable: str | None = None, logs: LogOptions | None = None) -> Any:
     """The application's directory: the one that is there, or a new one on the head node. See `DirectoryActor`."""
     return DirectoryActor.options(  # pyright: ignore[reportAttributeAccessIssue]
         name=directory_name(app),
@@ -50,10 +51,10 @@ def start_directory(app: str, durable: str | None = None) -> Any:
         lifetime="detached",
         get_if_exists=True,
         resources={"node:__internal_head__": 0.001},
-    ).remote(app, durable)
+    ).remote(app, durable, logs or LogOptions())
 
 
-def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> Any:
+def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY, logs: LogOptions | None = None) -> Any:
     """The store of this process's own node: the one that is there, or a new one."""
     node = ray.get_runtime_context().get_node_id()
     return HostStoreActor.options(  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,16 +63,17 @@ def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> An
         lifetime="detached",
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(app, size, directory)
+    ).remote(app, size, directory, logs or LogOptions())
 
 
 class Cluster:
     """What every process may ask: where sessions are, and what stores hold of them."""
 
-    def __init__(self, app: str, durable: str | None = None) -> None:
+    def __init__(self, app: str, durable: str | None = None, logs: LogOptions | None = None) -> None:
+        """`durable`, `logs`: of the directory, if it is to be started."""
         self._app = app
         self.node: str = ray.get_runtime_context().get_node_id()
-        self.directory = start_directory(app, durable)
+        self.directory = start_directory(app, durable, logs)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         """Raises `RayError` and TimeoutError while the directory is being started again."""

@@ -283,7 +283,7 @@ class Engine:
             for lane in lanes:
                 self._fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
-            logger.exception("a turn failed")
+            logger.exception("a turn failed", extra={"turns": [lane.submit.turn for lane in lanes]})
             for lane in lanes:
                 self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
 
