@@ -1,4 +1,7 @@
-"""`dflash-serve`: serve, down, demo, chat, generate, check-model, state. A mistake is one sentence and exit code 2."""
+"""`dflash-serve`: serve, down, demo, chat, bench, generate, check-model, state.
+
+A mistake is one sentence and exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.bench_command import bench
 from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
@@ -23,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(chat)
+app.command()(bench)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")
