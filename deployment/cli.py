@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.bench_command import bench
 from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(chat)
+app.command()(bench)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")
@@ -93,6 +95,9 @@ def serve(
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: session, turn and epoch as fields.")] = "text",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -139,6 +144,9 @@ def serve(
             media_items=media_items,
             media_bytes=media_bytes,
             media_pixels=media_pixels,
+            log_format=log_format,
+            log_level=log_level.upper(),
+            log_texts=log_texts,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback

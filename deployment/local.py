@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from deployment.app import build
 from deployment.cluster.names import directory_name, named_actor, remove
 from deployment.durable_place import default_place, held
+from deployment.logs import serves_part
 from deployment.settings import DEFAULT_PLACE, AppArgs
 
 APP = "dflash"
@@ -170,7 +171,8 @@ def _check_address(address: str | None) -> None:
 
 def _deploy(args: AppArgs, app: str, host: str, port: int) -> str:
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        http = {"host": host, "port": port}
+        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=serves_part(args.logs))
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None

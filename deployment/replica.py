@@ -35,6 +35,8 @@ from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
 from deployment.keyed_expiry import KeyedExpiry
+from deployment.logs import set_up
+from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
@@ -43,6 +45,7 @@ from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
 from deployment.turn_desk import TurnDesk
+from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
 from deployment.turn_table import TurnTable
 from deployment.wire import (
@@ -120,12 +123,13 @@ class EngineReplica:
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        self._cluster = Cluster(context.app_name, args.durable)
+        self._cluster = Cluster(context.app_name, args.durable, args.logs)
         args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
+        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
         self._service = EngineService.start(args.engine_options())
-        store = start_host_store(context.app_name, args.host_store_bytes)
+        store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
@@ -148,6 +152,7 @@ class EngineReplica:
             self._turns,
             args.detach_seconds,
             call_later,
+            lines=TurnLines(args.log_texts),
         )
         self._health = EngineHealth(self._service, args.patience)
         self._ending: asyncio.TimerHandle | None = None
@@ -420,8 +425,19 @@ class EngineReplica:
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
+        return self._described(await self._inspected())
+
+    async def measured(self) -> Measured:
+        """For a scrape of the application's metrics."""
+        answer = await self._inspected()
+        return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
+
+    async def _inspected(self) -> Facts:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))
         assert isinstance(answer, Facts)
+        return answer
+
+    def _described(self, answer: Facts) -> ReplicaInfo:
         return ReplicaInfo(
             replica=self._id,
             pid=os.getpid(),

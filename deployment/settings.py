@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
+from deployment.engine.log_lines import LogFormat, LogLevel, LogOptions
 from deployment.engine.options import Backend, Capture, EngineOptions
 from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
@@ -44,6 +45,7 @@ class AppArgs(BaseModel):
     videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
+    `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are logged too.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -99,6 +101,9 @@ class AppArgs(BaseModel):
     most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "INFO"
+    log_texts: bool = False
 
     @field_validator("draft_tokens_by_lanes", mode="before")
     @classmethod
@@ -197,7 +202,13 @@ class AppArgs(BaseModel):
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,
+            log_format=self.log_format,
+            log_level=self.log_level,
         )
+
+    @property
+    def logs(self) -> LogOptions:
+        return LogOptions(self.log_format, self.log_level, self.log_texts)
 
     @property
     def media_limits(self) -> MediaLimits:

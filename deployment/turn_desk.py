@@ -26,12 +26,13 @@ from deployment.prompting import Prompter
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
+from deployment.turn_lines import TurnLines
 from deployment.turn_log import SessionTurnLog, TurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnRequest, without_media
+from deployment.wire import Elsewhere, Route, TurnEvent, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -48,8 +49,9 @@ class TurnDesk:
         detach_seconds: float,
         later: Later,
         unix: Callable[[], float] = time.time,
+        lines: TurnLines | None = None,
     ) -> None:
-        """`unix`: seconds since 1970, for tests."""
+        """`unix`: seconds since 1970, for tests. `lines`: what the log says of turns; by default no texts."""
         self._replica = replica
         self._model = model
         self._service = service
@@ -59,6 +61,7 @@ class TurnDesk:
         self._detach_seconds = detach_seconds
         self._later = later
         self._unix = unix
+        self._lines = lines or TurnLines()
         self._hinted = HintedState(service)
         self._beginning = Locks()
 
@@ -232,7 +235,7 @@ class TurnDesk:
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                lambda: self._ended(held), turn_log, course, over,
+                partial(self._ended, held, choice.sampling.sub, session), turn_log, course, over,
             )
             for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
@@ -242,8 +245,9 @@ class TurnDesk:
         self._table.add(held)
         return held
 
-    def _ended(self, held: HeldTurn) -> None:
+    def _ended(self, held: HeldTurn, choice: int, session: Session | None, last: TurnEvent) -> None:
         """One of its choices is over."""
+        self._lines.ended(held, choice, session, last)
         if held.stream.over:
             held.over()
             self._table.ended(held)

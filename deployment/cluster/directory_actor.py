@@ -16,6 +16,7 @@ from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.durable_place import default_place
+from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -81,9 +82,10 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None = None) -> None:
+    def __init__(self, app: str, durable: str | None, logs: LogOptions) -> None:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on; the default one is this
         node's."""
+        log_to_stderr(logs.form, logs.level)
         self._app = app
         self._durable = default_place(app) if durable == DEFAULT_PLACE else durable
         self._resumed: tuple[int, str] | None = None

@@ -19,6 +19,7 @@ from functools import partial
 from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
+from deployment.engine.counts import Counts, Flow
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
@@ -71,6 +72,7 @@ from deployment.engine.round import Executor
 from deployment.engine.round_shape import Shapes
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
+from deployment.engine.tally import Laps, Tally
 from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
 from state.image_policy import ImagePolicy
@@ -96,14 +98,19 @@ class Engine:
     ) -> None:
         self.models = models
         self._options = options
-        self._outbox = Outbox(emit)
+        self._laps = Laps()
+        self._tally = Tally(models.draft_tokens, self._laps)
+        self._outbox = Outbox(self._tally.counting(emit))
         self._emit = emit = self._outbox.send
         self._beside = models.device.type == "cuda"  # the device works while the host does
         self._clock = clock
+        self._durable = durable
         self.memory = state_memory(models, options)
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
         shapes, captures = Shapes.on(models.device, draft_tokens), options.capture != "never"
-        self._executor = Executor(models, self.memory, options.lanes, shapes, options.media_cache_bytes, captures)
+        self._executor = Executor(
+            models, self.memory, options.lanes, shapes, options.media_cache_bytes, captures, self._laps
+        )
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, options, self.memory, self._sessions, clock, durable)
         policy = ImagePolicy.of(models.geometry, options.slice_tokens, options.image_min_tokens)
@@ -194,7 +201,7 @@ class Engine:
                 self._sessions.drop(command.session)
                 return Dropped(command.call, command.session)
             case Inspect():
-                return Facts(command.call, self.facts(), self._work)
+                return Facts(command.call, self.facts(), self.counts(), self._work)
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
@@ -227,7 +234,9 @@ class Engine:
             "turns_queued": len(self._scheduler.waiting),
             "turns_preempted": len(self._suspended),
             "sessions": len(self._sessions),
+            "pages": memory.target.pages,
             "pages_free": memory.target.free,
+            "images": memory.images.slots,
             "images_free": memory.images.free,
             "image_bytes": self.models.geometry.image_bytes,
             "page_bytes": self.models.geometry.target_page_bytes,
@@ -235,6 +244,11 @@ class Engine:
             "draft_tokens": self.models.draft_tokens,
             "staged_bytes": self._exchange.staged_bytes,
         }
+
+    def counts(self) -> Counts:
+        """What the engine has done since it began."""
+        written, read = (self._durable.flow_out, self._durable.flow_in) if self._durable else (Flow(), Flow())
+        return self._tally.counts(written, read)
 
     def _detach(self, session: str) -> None:
         """Turns of this session that still run will not give it their state any more: it has another now."""
@@ -280,7 +294,7 @@ class Engine:
             for lane in lanes:
                 self._fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
-            logger.exception("a turn failed")
+            logger.exception("a turn failed", extra={"turns": [lane.submit.turn for lane in lanes]})
             for lane in lanes:
                 self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
         self._work += 1
@@ -358,6 +372,7 @@ class Engine:
         else:
             self._suspended.pop(ticket.turn, None)
             self._lanes.append(lane)
+            self._tally.admitted(self._clock() - ticket.waits_since)
             return self._admission.holding(lane)
         if (lane := self._suspended.pop(ticket.turn, None)) is not None:
             self._fail(lane, refusal)
@@ -381,6 +396,7 @@ class Engine:
         self._lanes.remove(lane)
         self._suspended[lane.submit.turn] = lane
         self._scheduler.preempted(lane.submit.turn, self._clock())
+        self._tally.preempted()
 
     def _give_back(self, command: Suspend) -> None:
         """Takes a turn out between two rounds."""
@@ -436,7 +452,9 @@ class Engine:
         if start < end:
             before = self._clock()
             told = self._executor.prefill(lane, end)
-            self._pacer.measured(end - start, self._clock() - before)
+            seconds = self._clock() - before
+            self._pacer.measured(end - start, seconds)
+            self._tally.slice(end - start, seconds)
             if told:
                 self._emit(PromptLogprobs(lane.submit.turn, lane.scored, told))
                 lane.scored += len(told)
@@ -460,7 +478,11 @@ class Engine:
             self._begin(lane)
         done = self._executor.run(lanes, self._outbox.release)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
+        self._laps.lap("preview")
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
+        self._laps.lap("commit")
+        rows = zip(previews, done.drafted, done.accepted, strict=True)
+        self._tally.round([(drafted, accepted) for outcome, drafted, accepted in rows if outcome.kept])
         with self._outbox.holding() if self._beside else contextlib.nullcontext():
             for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
                 if outcome.kept:
@@ -468,6 +490,7 @@ class Engine:
                     self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
             for lane, error in done.dead_ends:
                 self._fail(lane, error)
+        self._laps.lap("publish")
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""

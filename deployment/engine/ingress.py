@@ -121,9 +121,9 @@ class Ingress:
         self._most = -(-most // 4) * 4  # so that every row of numbers begins where wide words do
         self._integers = len(INTEGERS) * self._most * 8
         self._staging = Staging(self._integers + len(FLOATS) * self._most * 4, device)
-        device = self._staging.device
-        integers = device[: self._integers].view(torch.int64).view(len(INTEGERS), self._most)
-        floats = device[self._integers :].view(torch.float32).view(len(FLOATS), self._most)
+        there = self._staging.device
+        integers = there[: self._integers].view(torch.int64).view(len(INTEGERS), self._most)
+        floats = there[self._integers :].view(torch.float32).view(len(FLOATS), self._most)
         self._named = dict(zip((*INTEGERS, *FLOATS), (*integers, *floats), strict=True))
 
     def send(self, rows: Sequence[Row]) -> None:

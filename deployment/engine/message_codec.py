@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgpack
 
+from deployment.engine.counts import Counts, Distribution, Flow
 from deployment.engine.messages import (
     Command,
     Event,
@@ -35,8 +36,8 @@ from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH, _SET, _LISTLESS = 1, 2, 3, 4, 5
 _HELD = (
-    EngineOptions, Epoch, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia, Resumed, Sampling,
-    SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia,
+    Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _WITHOUT_LISTS = (Round, Tokens)

@@ -83,7 +83,7 @@ class ResponsesApi:
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
             follows=before.turn if before is not None and goes_on and body.store else None,
         )
-        events = self._turns.events(await self._turns.seen(turn, size, body.media_places))
+        events = self._turns.events(await self._turns.seen(turn, size, body.media_places), body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:
