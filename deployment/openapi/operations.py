@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from deployment.anthropic_messages.schema import MessagesBody
 from deployment.anthropic_messages.schema import PromptBody as MessagesPrompt
 from deployment.completion_schema import CompletionBody
-from deployment.metrics.page import CONTENT_TYPE
 from deployment.openai_responses.schema import PromptBody as ResponsesPrompt
 from deployment.openai_responses.schema import ResponsesBody
 from deployment.openapi import adopted, answers
@@ -169,7 +168,7 @@ OPERATIONS = {
     "GET /v1/models": Operation("The model that is served.", answers.Models, (503,)),
     "GET /v1/models/{name}": Operation("The same by its name.", answers.Model, (404, 503)),
     "GET /v1/replicas": Operation("The engines that answer.", answers.Replicas, (503,)),
-    "GET /metrics": Operation("What the application does, for Prometheus.", CONTENT_TYPE),
+    "GET /metrics": Operation("What the application does, for Prometheus.", "text/plain"),
     "GET /health": Operation("Whether anybody can be served.", answers.Health, (503,)),
 }  # fmt: skip
 """By method and path."""
