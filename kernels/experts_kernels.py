@@ -43,23 +43,21 @@ def _columns_of_tile(
     """(expert of the tile `program_id(1)`, places int32 [ROWS], -1 where there is none). The expert is -1 for the
     shared one, and `experts` or more where there is no such tile."""
     i = tl.arange(0, ROWS)
-    shared_tiles = tl.cdiv(columns, ROWS)
-    tile = tl.program_id(1) - shared_tiles
-    if tile < 0:
-        column = (tile + shared_tiles) * ROWS + i
-        expert = -1
-        places = tl.where(column < columns, column * (K + 1) + K, -1)
-    else:
-        e = tl.arange(0, EXPERTS)
-        begins = tl.load(begins_ptr + e, mask=e < experts, other=columns * K)
-        ends = tl.load(begins_ptr + e + 1, mask=e + 1 < experts, other=columns * K)
-        tiles = (ends - begins + ROWS - 1) // ROWS
-        earlier = tl.cumsum(tiles, 0) <= tile
-        expert = tl.sum(earlier.to(tl.int32), 0)
-        before = tl.sum(tl.where(earlier, tiles, 0), 0)
-        mine = e == expert
-        at = tl.sum(tl.where(mine, begins, 0), 0) + (tile - before) * ROWS + i
-        places = tl.load(places_ptr + at, mask=at < tl.sum(tl.where(mine, ends, 0), 0), other=-1)
+    column = tl.program_id(1) * ROWS + i
+    tile = tl.program_id(1) - tl.cdiv(columns, ROWS)
+    e = tl.arange(0, EXPERTS)
+    begins = tl.load(begins_ptr + e, mask=e < experts, other=columns * K)
+    ends = tl.load(begins_ptr + e + 1, mask=e + 1 < experts, other=columns * K)
+    tiles = (ends - begins + ROWS - 1) // ROWS
+    earlier = tl.cumsum(tiles, 0) <= tile
+    expert = tl.sum(earlier.to(tl.int32), 0)
+    mine = e == expert
+    at = tl.sum(tl.where(mine, begins, 0), 0) + (tile - tl.sum(tl.where(earlier, tiles, 0), 0)) * ROWS + i
+    exists = (tile >= 0) & (at < tl.sum(tl.where(mine, ends, 0), 0))
+    routed = tl.load(places_ptr + at, mask=exists, other=-1)
+    shared = tl.where(column < columns, column * (K + 1) + K, -1)
+    places = tl.where(tile < 0, shared, routed)
+    expert = tl.where(tile < 0, -1, expert)
     return expert, places
 
 
