@@ -19,7 +19,7 @@ from model.drafter import Drafter
 from model.heads import ProposalHead
 from model.target import Target
 
-SHARDS = 8
+SHARDS = 16
 BLOCK = 64 << 20
 """Random numbers in BF16 that are written again and again: nobody looks at them."""
 TEXT = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
