@@ -52,13 +52,14 @@ class TurnApi:
         self,
         replicas: Replicas,
         cluster: Cluster,
-        model: str,
+        models: Sequence[str],
         last_call: LastCall,
         media: MediaLimits,
         metrics: TurnMetrics,
     ) -> None:
+        """`models`: the names of the one that is served."""
         self._stream = LastingStream(replicas, cluster)
-        self._model = model
+        self._models = models
         self._last_call = last_call
         self._intake = MediaIntake(media)
         self._metrics = metrics
@@ -110,8 +111,8 @@ class TurnApi:
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""
-        if name is not None and name != self._model:
-            message = f"model: {name!r} is not served; {self._model!r} is"
+        if name is not None and name not in self._models:
+            message = f"model: {name!r} is not served; {' or '.join(map(repr, self._models))} is"
             raise RequestError(404, "model_not_found", message, "model")
 
     async def _asked(

@@ -153,7 +153,7 @@ class TurnDesk:
                 return known
             _check_newest(request, session)  # who comes too late to go on here ends nothing
             running = session.running
-            if running is not None and running.unread:
+            if running is not None and running.left:
                 running.cancel()
             if not await self._keeper.idle(session):
                 raise session_busy(request.key.session, _what_runs(session))

@@ -61,6 +61,7 @@ class TurnRequest:
     `continues`: the last message is the assistant's, and the answer goes on with it. `echo`: the prompt is told too,
     with log-probabilities if `logprobs` asks for those.
     `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest.
+    `unattended`: it goes on however long nobody reads it.
     """
 
     turn: str
@@ -107,6 +108,7 @@ class TurnRequest:
     echo: bool = False
     note: str = ""
     follows: str | None = None
+    unattended: bool = False
 
     @property
     def outlives_its_reader(self) -> bool:
@@ -282,8 +284,8 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy; `fork_points`:
-    without what they have of their own."""
+    """What a session's owner knows of it. `running_note`: of the turn that runs. `checkpoints`: kind and frontier of
+    those in its newest copy; `fork_points`: without what they have of their own."""
 
     replica: str
     epoch: Epoch
@@ -294,6 +296,7 @@ class SessionInfo:
     turns: tuple[dict[str, Any], ...]
     checkpoints: tuple[tuple[str, int], ...] = ()
     fork_points: tuple[ForkPoint, ...] = ()
+    running_note: str = ""
 
 
 @dataclass(frozen=True)

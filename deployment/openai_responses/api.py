@@ -34,7 +34,7 @@ from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
-from deployment.wire import ReplicaInfo, Route, TurnRequest
+from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
 
 SESSION_MOVED_ON = "session_moved_on"
 
@@ -82,6 +82,7 @@ class ResponsesApi:
             turn_request(parse(TurnBody, body.chat(past)), "history", asking),
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
             follows=before.turn if before is not None and goes_on and body.store else None,
+            unattended=body.background,
         )
         events = self._turns.events(await self._turns.seen(turn, size, body.media_places), body.stream)
         opened = await begun(events)
@@ -89,6 +90,9 @@ class ResponsesApi:
         if body.stream:
             parts = kept_alive(shown.events(events))
             return StreamingResponse(parts, media_type="text/event-stream", headers=shown.headers)
+        if body.background:
+            await events.aclose()
+            return JSONResponse(shown.begun, headers=shown.headers)
         return JSONResponse(shown.whole(await told_whole(opened, events)), headers=shown.headers)
 
     async def count(self, request: Request) -> Any:
@@ -104,7 +108,12 @@ class ResponsesApi:
     async def show(self, request: Request, name: str) -> Any:
         if request.query_params.get("stream") == "true":
             raise invalid("stream: a response is shown whole; its stream is followed as its session's turn", "stream")
-        stored = await self._stored(request, name)
+        known, session, turn = await self._known(request, name)
+        if known.running == turn and (note := note_of(known.running_note)) is not None:
+            return response_object(name, self._model, note.all_facts, "in_progress", [], None)
+        stored = stored_in(known, session, turn)
+        if stored is None:
+            raise _unknown(name)
         record = stored.record
         # The session does not keep how many of the tokens were thinking: their text is counted again.
         thought = stored.answer.get("reasoning_content")
@@ -164,6 +173,17 @@ class ResponsesApi:
         return stored
 
     async def _stored(self, request: Request, name: str) -> Stored:
+        """One that is over."""
+        known, session, turn = await self._known(request, name)
+        stored = stored_in(known, session, turn)
+        if stored is None and known.running == turn:
+            raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
+        if stored is None:
+            raise _unknown(name)
+        return stored
+
+    async def _known(self, request: Request, name: str) -> tuple[SessionInfo, str, str]:
+        """The session that a response's id names, its name, and the response's turn."""
         found = session_of(name)
         if found is None:
             raise _unknown(name)
@@ -173,12 +193,7 @@ class ResponsesApi:
         known = await self._replicas.ask("session_info", route, placement.key)
         if isinstance(known, Refused):
             raise known.error
-        stored = stored_in(known, session, turn)
-        if stored is None and known.running == turn:
-            raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
-        if stored is None:
-            raise _unknown(name)
-        return stored
+        return known, session, turn
 
     async def _exists(self, request: Request, session: str) -> bool:
         try:

@@ -40,7 +40,7 @@ class Stream:
 def asked(body: dict[str, Any], *, append: bool = False, **limits: Any) -> TurnRequest:
     """The turn that a request leads to. Raises RequestError."""
     stream = Stream()
-    api = TurnApi(cast(Any, None), cast(Any, None), "m", cast(Any, stream), MediaLimits(**limits), TurnMetrics())
+    api = TurnApi(cast(Any, None), cast(Any, None), ("m",), cast(Any, stream), MediaLimits(**limits), TurnMetrics())
     api._stream = cast(Any, stream)
 
     async def receive() -> dict[str, Any]:
