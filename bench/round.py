@@ -58,8 +58,8 @@ def lane_rows(model: str, config: TargetConfig) -> Table:
 
 
 def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
-    """Rows of one model and their table in the results file, as they come; in the order in which memory is needed, ours,
-    then theirs."""
+    """Rows of one model and their table in the results file, as they come; in the order in which memory is needed:
+    ours, then theirs."""
     pair = MODELS[model]
     if "lanes" in parts:
         yield "bytes_per_lane", lane_rows(model, pair.target)
