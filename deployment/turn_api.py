@@ -17,6 +17,7 @@ from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat, merged
 from deployment.completion_schema import CompletionBody
+from deployment.content_parts import PartReader, chat_part
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
@@ -104,10 +105,16 @@ class TurnApi:
         data = await body_of(request, self._intake.body_bytes)
         return await document_in(data), len(data)
 
-    async def seen(self, turn: TurnRequest, body_bytes: int, places: Sequence[str] | None = None) -> TurnRequest:
+    async def seen(
+        self,
+        turn: TurnRequest,
+        body_bytes: int,
+        places: Sequence[str] | None = None,
+        reader: PartReader = chat_part,
+    ) -> TurnRequest:
         """The turn with its media beside its messages. `places`: where another interface has them. RequestError: 400,
         413."""
-        return await self._intake.taken(turn, body_bytes, places)
+        return await self._intake.taken(turn, body_bytes, places, reader)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""

@@ -111,7 +111,7 @@ class TurnDesk:
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
-        if request.mode != "append":
+        if not request.needs_its_session:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await self._prompter.alone(request)
             request = without_media(request)
@@ -124,7 +124,10 @@ class TurnDesk:
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
-        prompt = await self._prompter.appended(request, session)
+        if request.mode == "append":
+            prompt = await self._prompter.appended(request, session)
+        else:
+            prompt = await self._prompter.alone(request, session)
         request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")

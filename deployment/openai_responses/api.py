@@ -14,7 +14,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from deployment.content_parts import kept_or_chat_part
 from deployment.errors import Refused, RequestError, invalid
+from deployment.fork_points import ForkAt
 from deployment.openai_responses.format import (
     ResponseFormat,
     response_object,
@@ -37,6 +39,8 @@ from deployment.turn_api import TurnApi, begun, told_whole
 from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
 
 SESSION_MOVED_ON = "session_moved_on"
+
+_IN_ITS_SESSION = "images of earlier responses are in their session alone"
 
 
 class ResponsesApi:
@@ -75,6 +79,12 @@ class ResponsesApi:
     ) -> Response:
         past = list(before.past) if before is not None else []
         name = before.name if before is not None and goes_on else _new_session(asking.idempotency_key)
+        if before is not None and before.shows_media:
+            if not body.store:
+                raise invalid(f"store: must be true, since {_IN_ITS_SESSION}", "store")
+            if not goes_on:
+                await self._fork(before, SessionKey(asking.tenant, name))
+                goes_on = True
         if body.store:
             asking = replace(asking, key=SessionKey(asking.tenant, name), must_exist=goes_on, hint=None)
         facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
@@ -84,7 +94,8 @@ class ResponsesApi:
             follows=before.turn if before is not None and goes_on and body.store else None,
             unattended=body.background,
         )
-        events = self._turns.events(await self._turns.seen(turn, size, body.media_places), body.stream)
+        turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)
+        events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:
@@ -100,6 +111,9 @@ class ResponsesApi:
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
         before = await self._before(request, body)
+        if before is not None and before.shows_media:
+            message = f"has images, which are not counted here, since {_IN_ITS_SESSION}"
+            raise invalid(f"previous_response_id: {message}", "previous_response_id")
         past = list(before.past) if before is not None else []
         turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
         encoded = await self._tokens.encoded(await self._turns.seen(turn, size, body.media_places))
@@ -164,13 +178,14 @@ class ResponsesApi:
 
     async def _before(self, request: Request, body: PromptBody) -> Stored | None:
         name = body.previous_response_id
-        if name is None:
-            return None
-        stored = await self._stored(request, name)
-        if stored.shows_media:
-            message = "its past has images, which are not kept as they were sent; send them again in input"
-            raise invalid(f"previous_response_id: {message}", "previous_response_id")
-        return stored
+        return None if name is None else await self._stored(request, name)
+
+    async def _fork(self, before: Stored, child: SessionKey) -> None:
+        """A session of its own with what was up to `before`, images included, unless a retry has made it already."""
+        key = SessionKey(child.tenant, before.name)
+        answer = await self._replicas.ask("fork", Route(str(key)), key, child, ForkAt(turn=before.turn))
+        if isinstance(answer, Refused) and answer.code != "session_exists":
+            raise answer.error
 
     async def _stored(self, request: Request, name: str) -> Stored:
         """One that is over."""
