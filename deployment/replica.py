@@ -68,8 +68,9 @@ from state.session_record import ForkPoint
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
 
-STUCK_END_SECONDS = 5.0
-"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step."""
+STUCK_END_SECONDS = 12.0
+"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step, which
+the next check sees."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
