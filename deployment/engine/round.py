@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,6 +35,7 @@ from deployment.engine.placing import item_of
 from deployment.engine.round_rows import RowMaker
 from deployment.engine.round_shape import GREEDY, SAMPLED, SLICES, RoundShape, Shapes, Traits
 from deployment.engine.segments import Segments
+from deployment.engine.tally import Laps
 from deployment.engine.transfer import on_device
 from model.media_positions import media_positions
 from model.placeholders import inserted
@@ -50,12 +51,14 @@ FIRST_TOKEN = RoundShape(rows=1, pending=0, drafts=0, width=1)
 
 @dataclass(frozen=True)
 class ExecutedRound:
-    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, `logprobs[i]` has an
-    entry for each of them if the lane asked. `number`: which round it was; what its commit needs lies in the buffers
-    until the next one. `dead_ends`: lanes whose grammar allows nothing after what they licensed."""
+    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, of `drafted[i]` that
+    were verified; `logprobs[i]` has an entry for each of them if the lane asked. `number`: which round it was; what its
+    commit needs lies in the buffers until the next one. `dead_ends`: lanes whose grammar allows nothing after what they
+    licensed."""
 
     lanes: tuple[Lane, ...]
     licensed: tuple[tuple[int, ...], ...]
+    drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     number: int
@@ -65,7 +68,8 @@ class ExecutedRound:
 
 class Executor:
     """Runs models over state. `lanes` is the largest number of lanes a round can have, and `shapes` are what its rounds
-    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs."""
+    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs. `laps`
+    hears where the time of rounds goes."""
 
     def __init__(
         self,
@@ -75,16 +79,16 @@ class Executor:
         shapes: Shapes,
         media_bytes: int,
         captures: bool = True,
+        laps: Laps | None = None,
     ) -> None:
         self._models = models
+        self._laps = laps or Laps()
         self._memory = memory
         self._device = models.device
         self._media = MediaCache(models.vision.tower.encode, media_bytes) if models.vision is not None else None
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._graphs = Graphs(models.device) if models.device.type == "cuda" and captures else None
         self._runs: Runs = self._graphs or eagerly
-        # a mixture of experts asks the device which of them it needs
-        self._target_runs = self._runs if self._graphs is None or models.target.config.moe is None else eagerly
         self._shapes = shapes
         self._lanes = lanes
         self._lay_out()
@@ -226,8 +230,11 @@ class Executor:
     # ------------------------------------------------------------------------------------------------ rounds
 
     @torch.no_grad()
-    def run(self, lanes: Sequence[Lane]) -> ExecutedRound:
-        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
+    def run(self, lanes: Sequence[Lane], meanwhile: Callable[[], None] | None = None) -> ExecutedRound:
+        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes.
+        `meanwhile` is called when everything is launched, before the verdict is waited for."""
+        laps = self._laps
+        laps.begin()
         self._round += 1
         drafter = self._models.drafter
         extents = [self._extent(lane, self._shapes.draft_tokens.of(len(lanes))) for lane in lanes]
@@ -236,21 +243,30 @@ class Executor:
         traits = self._shapes.traits(traits_of(lanes), shape.rows, self._models.target.public_rows)
         self._send(lanes, extents, shape, shape.drafts + 1 if whole_block else None)
         self._append(lanes, shape)
+        laps.lap("append")
         self._propose(shape, traits)
+        laps.lap("propose")
         constrained = any(lane.matcher is not None for lane in lanes)
         if constrained:  # before verify is launched: the copy must not wait for it
             self._buffers.proposed.ask(shape.rows * shape.drafts)
         self._verify(shape)
+        laps.lap("verify")
         masks = None
         if constrained:
             drafts = self._buffers.proposed.wait(shape.rows * shape.drafts).reshape(shape.rows, shape.drafts).tolist()
             live = [row[:count] for row, count in zip(drafts, extents, strict=False)]
             masks = self.grammars.masks(lanes, live, shape.width)
+            laps.lap("masks")
         self._accept(lanes, shape, traits, masks)
+        if meanwhile is not None:
+            meanwhile()
         licensed, accepted = self._verdict(len(lanes), shape)
         ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
         logprobs = self._told(lanes, licensed, shape, traits)
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, self._round, shape, ends)
+        laps.lap("accept")
+        return ExecutedRound(
+            tuple(lanes), tuple(licensed), tuple(extents), tuple(accepted), logprobs, self._round, shape, ends
+        )
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
@@ -327,7 +343,7 @@ class Executor:
 
     def _verify(self, shape: RoundShape) -> None:
         key = ("verify", shape.rows, shape.drafts, shape.width)
-        self._target_runs(key, partial(self._segments.verify, shape))
+        self._runs(key, partial(self._segments.verify, shape))
 
     def _judge(self, shape: RoundShape, traits: Traits) -> None:
         key = ("accept", shape.rows, shape.drafts, shape.width, traits)

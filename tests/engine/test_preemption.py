@@ -271,9 +271,9 @@ class Device(Hashed):
             self.log.append(("prefill", lane.submit.turn, tokens))
             prefill(lane, end)
 
-        def logged(lanes):
+        def logged(lanes, meanwhile):
             self.log.append(("round",))
-            return run(lanes)
+            return run(lanes, meanwhile)
 
         executor.prefill, executor.run = timed, logged  # pyright: ignore
 
