@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.bench_command import bench
 from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(chat)
+app.command()(bench)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")
@@ -86,8 +88,11 @@ def serve(
     ] = False,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     durable: Annotated[
-        str | None, typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: nowhere.")
+        str | None,
+        typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: ~/.local/state."),
     ] = None,
+    no_durable: Annotated[bool, typer.Option("--no-durable", help="Sessions end with the cluster.")] = False,
+    durable_bytes: Annotated[int | None, typer.Option(help="What they may take there; default: 16 GiB.")] = None,
     media_hosts: Annotated[
         str | None, typer.Option(help="Hosts from which images are fetched, as in a.org,*.b.org; default: none.")
     ] = None,
@@ -97,6 +102,9 @@ def serve(
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: session, turn and epoch as fields.")] = "text",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",
@@ -106,6 +114,8 @@ def serve(
     with one_sentence():
         from deployment.settings import AppArgs
 
+        if no_durable and (durable is not None or durable_bytes is not None):
+            raise ValueError("give --durable and --durable-bytes, or --no-durable")
         args = AppArgs.of(
             model=model,
             draft=draft,
@@ -136,20 +146,27 @@ def serve(
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
             cluster_key_file=cluster_key_file,
-            durable=durable,
+            durable="none" if no_durable else durable,
+            durable_bytes=durable_bytes,
             media_hosts=media_hosts,
             media_items=media_items,
             media_bytes=media_bytes,
             media_pixels=media_pixels,
+            log_format=log_format,
+            log_level=log_level.upper(),
+            log_texts=log_texts,
         )
         if address is None:
             from deployment.preflight import check_directories, keep_ray_on_loopback
 
             check_directories(args)
             keep_ray_on_loopback()
-        from deployment.local import running, until_interrupted
+        from deployment.local import resumed, running, until_interrupted
 
         with running(args, host=host, port=port, app=app_name, address=address) as url:
+            if (found := resumed(app_name)) is not None:
+                count, place = found
+                typer.echo(f"resumed {count} sessions from {place}" if count else f"sessions are kept in {place}")
             typer.echo(f"{args.model_id} is served at {url}/v1 by {args.replicas} replicas. Ctrl-C ends it.")
             until_interrupted()
 

@@ -20,6 +20,10 @@ from deployment.anthropic_messages.format import refusal as messages_refusal
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.logs import set_up
+from deployment.metrics.page import CONTENT_TYPE
+from deployment.metrics.scrape import scraped
+from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
 from deployment.openapi.document import document
 from deployment.refusal import refusal
@@ -38,7 +42,8 @@ api = FastAPI(openapi_url=None)
 
 
 def _refusal(request: Request, refused: Refused) -> JSONResponse:
-    """In the form of the interface that was asked."""
+    """In the form of the interface that was asked; counted by the ingress whose request it is."""
+    serve.get_replica_context().servable_object.metrics.refused(refused)
     return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
 
 
@@ -50,7 +55,8 @@ async def _on_request_error(request: Request, error: RequestError) -> JSONRespon
 @api.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    answer = _refusal(request, Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    refused = Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+    answer = _refusal(request, refused)
     answer.headers.update(error.headers or {})  # of a method that is not allowed, those that are
     return answer
 
@@ -78,8 +84,10 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        cluster = Cluster(context.app_name, args.durable)
         me = context.replica_id.unique_id
+        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
+        set_up(args.logs, always)
+        cluster = Cluster(context.app_name, args.durable, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
 
@@ -87,7 +95,9 @@ class Ingress:
         self._model = model = args.model_id
         self._models = models = args.model_ids
         self._replicas = replicas
-        self._turns = TurnApi(replicas, cluster, models, last_call, args.media_limits)
+        self._cluster = cluster
+        self.metrics = TurnMetrics()
+        self._turns = TurnApi(replicas, cluster, models, last_call, args.media_limits, self.metrics)
         self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
         self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
@@ -241,3 +251,7 @@ class Ingress:
     @api.get("/health")
     async def health(self) -> Any:
         return {"status": "ok", "replicas": len(await self._replicas.all())}
+
+    @api.get("/metrics")
+    async def prometheus(self) -> Response:
+        return Response(await scraped(self.metrics, self._replicas, self._cluster), media_type=CONTENT_TYPE)

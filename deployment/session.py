@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.fork_points import left_behind, of_turn
+from deployment.keyed_turns import is_keyed
 from deployment.ownership import Epoch, SessionKey
 from deployment.turn_records import followed
 from deployment.turns import Prompt
@@ -88,6 +89,11 @@ class Session:
     @property
     def engine_id(self) -> str:
         return engine_id_of(self.key)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it is one turn's log, which nothing continues, instead of a client's session."""
+        return is_keyed(self.key)
 
     def record(self) -> SessionRecord:
         """What travels in the session's document."""

@@ -8,12 +8,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
+from deployment.engine.log_lines import LogFormat, LogLevel, LogOptions
 from deployment.engine.options import Backend, Capture, EngineOptions
 from deployment.hub import AUTO, hub_id, located, public_drafter
 from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
 
 _MEDIA = MediaLimits()
+
+DEFAULT_PLACE = "default"
+"""Of `durable`: see `deployment/durable_place.py`."""
 
 
 class AppArgs(BaseModel):
@@ -28,19 +32,23 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
-    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
+    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, `none`, or
+    `default`, which is a directory of the head node's user and will not do where replicas are on others; and
     `durable_bytes`, its budget.
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
     came may wait there for the rest.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
+    `stuck_seconds`: an engine that has work and does nothing for so long is replaced (None: 60 on a GPU, 600 on a CPU,
+    where one slice of a large model's prompt may take more than a minute).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
     `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
     videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
+    `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are logged too.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -77,8 +85,8 @@ class AppArgs(BaseModel):
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
     cluster_key_file: Path | None = None
-    durable: str | None = None
-    durable_bytes: int = Field(default=64 << 30, ge=0)
+    durable: str | None = DEFAULT_PLACE
+    durable_bytes: int = Field(default=16 << 30, ge=0)
     media_hosts: tuple[str, ...] = ()
     media_items: int = Field(default=_MEDIA.items, ge=0)
     media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
@@ -91,11 +99,15 @@ class AppArgs(BaseModel):
     capture: Capture = "start"
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
+    stuck_seconds: float | None = Field(default=None, gt=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "INFO"
+    log_texts: bool = False
 
     @field_validator("draft_tokens_by_lanes", mode="before")
     @classmethod
@@ -103,6 +115,15 @@ class AppArgs(BaseModel):
         if isinstance(value, dict):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
+
+    @field_validator("durable")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is None or value == "none":
+            return None
+        if value != DEFAULT_PLACE and not (value.startswith("/") or "://" in value):
+            raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
+        return value
 
     @field_validator("media_hosts", "model_aliases", mode="before")
     @classmethod
@@ -160,7 +181,8 @@ class AppArgs(BaseModel):
             raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
 
     def engine_options(self) -> EngineOptions:
-        """The engine's part. What is on the hub is fetched. Raises ValueError naming the field."""
+        """The engine's part. What is on the hub is fetched; the default place is that of an application
+        (`deployment/durable_place.py`). Raises ValueError naming the field."""
         return EngineOptions(
             model=located("model", self.model),
             draft=None if self.draft is None else located("draft", self.draft),
@@ -175,7 +197,7 @@ class AppArgs(BaseModel):
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
             media_cache_bytes=self.media_cache_bytes,
-            durable=self.durable,
+            durable=None if self.durable == DEFAULT_PLACE else self.durable,
             durable_bytes=self.durable_bytes,
             own_process=self.own_process,
             capture=self.capture,
@@ -196,7 +218,13 @@ class AppArgs(BaseModel):
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,
+            log_format=self.log_format,
+            log_level=self.log_level,
         )
+
+    @property
+    def logs(self) -> LogOptions:
+        return LogOptions(self.log_format, self.log_level, self.log_texts)
 
     @property
     def media_limits(self) -> MediaLimits:
@@ -209,6 +237,11 @@ class AppArgs(BaseModel):
             seconds=self.media_seconds,
             hosts=self.media_hosts,
         )
+
+    @property
+    def patience(self) -> float:
+        """`stuck_seconds`, which depend on the device."""
+        return self.stuck_seconds or (60.0 if self.device == "cuda" else 600.0)
 
     @property
     def model_id(self) -> str:

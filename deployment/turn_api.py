@@ -24,6 +24,7 @@ from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
 from deployment.media_intake import MediaIntake
 from deployment.media_limits import MediaLimits
+from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -49,13 +50,20 @@ class _Asked:
 
 class TurnApi:
     def __init__(
-        self, replicas: Replicas, cluster: Cluster, models: Sequence[str], last_call: LastCall, media: MediaLimits
+        self,
+        replicas: Replicas,
+        cluster: Cluster,
+        models: Sequence[str],
+        last_call: LastCall,
+        media: MediaLimits,
+        metrics: TurnMetrics,
     ) -> None:
         """`models`: the names of the one that is served."""
         self._stream = LastingStream(replicas, cluster)
         self._models = models
         self._last_call = last_call
         self._intake = MediaIntake(media)
+        self._metrics = metrics
 
     async def chat(self, request: Request) -> Response:
         return await self._take(await self._asked(request, "history"), ChatFormat)
@@ -87,9 +95,10 @@ class TurnApi:
         events = self._stream.followed(placement.key, turn, after, placement)
         return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
 
-    def events(self, turn: TurnRequest) -> Bounded:
-        """A turn's events, from its first to its last; a refusal is one."""
-        return self._last_call.bounded(self._stream.taken(turn))
+    def events(self, turn: TurnRequest, streamed: bool) -> Bounded:
+        """A turn's events, from its first to its last; a refusal is one. `streamed`: the client gets them one by
+        one."""
+        return self._metrics.watched(self._last_call.bounded(self._stream.taken(turn)), streamed)
 
     async def document(self, request: Request) -> tuple[Any, int]:
         """The body of a request that may hold media, and how many bytes it has. RequestError: 400, 413."""
@@ -124,11 +133,11 @@ class TurnApi:
         return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
-        return await _answer(self.events(asked.turn), shown, asked.stream, asked.usage, True)
+        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage, True)
 
     async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
         """RequestError where there is no whole answer."""
-        async with aclosing(self.events(turn)) as events:
+        async with aclosing(self.events(turn, streamed=False)) as events:
             opened = await begun(events)
             return shown(opened).whole(await told_whole(opened, events))
 

@@ -28,7 +28,7 @@ class MessagesApi:
         self._turns.check_model(body.model)
         turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
         turn = replace(turn, stop=tuple(body.stop_sequences or ()))
-        events = self._turns.events(turn)
+        events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = MessageFormat(opened, new_request_id())
         if body.stream:

@@ -114,7 +114,7 @@ class ResponsesApi:
             unattended=body.background,
         )
         turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)
-        events = self._turns.events(turn)
+        events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:

@@ -168,6 +168,7 @@ OPERATIONS = {
     "GET /v1/models": Operation("The model that is served.", answers.Models, (503,)),
     "GET /v1/models/{name}": Operation("The same by its name.", answers.Model, (404, 503)),
     "GET /v1/replicas": Operation("The engines that answer.", answers.Replicas, (503,)),
+    "GET /metrics": Operation("What the application does, for Prometheus.", "text/plain"),
     "GET /health": Operation("Whether anybody can be served.", answers.Health, (503,)),
 }  # fmt: skip
 """By method and path."""

@@ -24,6 +24,7 @@ from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
 from deployment.last_call import LastCall
+from deployment.metrics.measured import Room
 from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
@@ -104,6 +105,9 @@ class _Cluster:
     async def with_room(self, beside: str) -> None:
         return None
 
+    async def room(self, node: str) -> Room:
+        return Room(4096, 64)
+
 
 class _Replicas:
     """Of the one that there is."""
@@ -127,3 +131,6 @@ class _Replicas:
 
     async def all(self) -> list[Any]:
         return [await self._replica.info()]
+
+    async def measured(self) -> list[Any]:
+        return [await self._replica.measured()]

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from deployment.errors import Refused, RequestError
 from deployment.media_limits import MediaLimits
+from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.words import SessionKey
 from deployment.request_reading import MAX_BODY_BYTES
 from deployment.turn_api import TurnApi
@@ -39,7 +40,7 @@ class Stream:
 def asked(body: dict[str, Any], *, append: bool = False, **limits: Any) -> TurnRequest:
     """The turn that a request leads to. Raises RequestError."""
     stream = Stream()
-    api = TurnApi(cast(Any, None), cast(Any, None), ("m",), cast(Any, stream), MediaLimits(**limits))
+    api = TurnApi(cast(Any, None), cast(Any, None), ("m",), cast(Any, stream), MediaLimits(**limits), TurnMetrics())
     api._stream = cast(Any, stream)
 
     async def receive() -> dict[str, Any]:

@@ -38,6 +38,7 @@ MESSAGE: dict[str, Any] = {"model": "demo", **SAID}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("GET /version", {}),
     ("GET /health", {}),
+    ("GET /metrics", {}),
     ("GET /v1/models", {}),
     ("GET /v1/models/{name}", {"name": "demo"}),
     ("GET /v1/replicas", {}),
