@@ -104,7 +104,7 @@ def serve(
     ] = 30.0,
     log_format: Annotated[str, typer.Option(help="text, or json: session, turn and epoch as fields.")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
-    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="JSON lines have prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     app_name: AppName = "dflash",

@@ -48,7 +48,7 @@ class AppArgs(BaseModel):
     videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
-    `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are logged too.
+    `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are fields too.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -149,6 +149,13 @@ class AppArgs(BaseModel):
     def _check_replicas(self) -> AppArgs:
         if self.most_replicas is not None and self.most_replicas < self.replicas:
             raise ValueError(f"most_replicas: {self.most_replicas} is less than replicas, which is {self.replicas}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> AppArgs:
+        if self.log_texts and (self.log_format != "json" or self.log_level not in ("DEBUG", "INFO")):
+            has = f"log_format is {self.log_format} and log_level {self.log_level}"
+            raise ValueError(f"log_texts: texts are fields of a turn's line, which is JSON of level INFO, but {has}")
         return self
 
     @model_validator(mode="after")

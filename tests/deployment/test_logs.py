@@ -118,6 +118,13 @@ def test_what_serve_is_told_follows_the_options():
         AppArgs.of(log_format="yaml")
 
 
+@pytest.mark.parametrize("options", [{}, {"log_format": "json", "log_level": "WARNING"}])
+def test_texts_that_no_line_would_show_are_refused_by_name(options: dict[str, str]):
+    with pytest.raises(ValueError, match=r"^log_texts: texts are fields of a turn's line, which is JSON of level INFO"):
+        AppArgs.of(log_texts=True, **options)
+    assert AppArgs.of(log_texts=True, log_format="json", log_level="DEBUG").logs.texts
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_replicas_lines_go_where_serves_go_and_those_on_stderr_say_where_from(loggers: None, form: Any):
     serve, stream = logging.getLogger(SERVE), io.StringIO()
