@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         **card(),
         "commit": args.commit,
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "command": " ".join(["python -m bench.round --model", *args.model, "--only", *args.only]),
         "read_tbps": round(tbps, 3),
         "bf16_tflops": round(moment, 1),
         "bf16_tflops_lasting": round(lasting, 1),

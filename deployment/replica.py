@@ -68,8 +68,12 @@ from state.session_record import ForkPoint
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
 
-STUCK_END_SECONDS = 5.0
-"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step."""
+STUCK_END_SECONDS = 12.0
+"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step, which
+the next check sees."""
+
+MEASURED_SECONDS = 1.0
+"""How long a scrape may wait for the engine: less than its ingress waits for the replica."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -428,9 +432,12 @@ class EngineReplica:
     async def info(self, route: Route | None = None) -> ReplicaInfo:
         return self._described(await self._inspected())
 
-    async def measured(self) -> Measured:
-        """For a scrape of the application's metrics."""
-        answer = await self._inspected()
+    async def measured(self) -> Measured | None:
+        """For a scrape of the application's metrics, which does not wait for a long step; None: there is one."""
+        try:
+            answer = await asyncio.wait_for(self._inspected(), MEASURED_SECONDS)
+        except TimeoutError:
+            return None
         return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
 
     async def _inspected(self) -> Facts:

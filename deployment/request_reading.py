@@ -24,6 +24,8 @@ from deployment.wire import TurnRequest
 
 MAX_BODY_BYTES = 8 << 20
 """Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
+MAX_KEY = 255
+"""Characters of an idempotency key: as many as a session's document has room for (`state/FORMAT.md`)."""
 
 
 def tenant_of(request: Request) -> str:
@@ -114,8 +116,8 @@ def _required(value: str | None, key: SessionKey | None) -> bool:
 
 def _idempotency_key(headers: Mapping[str, str]) -> str | None:
     key = headers.get("idempotency-key")
-    if key is not None and not (1 <= len(key) <= 256 and all("!" <= character <= "~" for character in key)):
-        message = f"Idempotency-Key: has 1 to 256 visible ASCII characters, got {key[:80]!r}"
+    if key is not None and not (1 <= len(key) <= MAX_KEY and all("!" <= character <= "~" for character in key)):
+        message = f"Idempotency-Key: has 1 to {MAX_KEY} visible ASCII characters, got {key[:80]!r}"
         raise invalid(message, "Idempotency-Key")
     return key
 

@@ -184,7 +184,8 @@ class Executor:
         return told
 
     def _slice(self, tokens: int) -> int | None:
-        """Columns of a slice that can be captured; a mixture of experts asks the device which of them it needs."""
+        """Columns of a slice that can be captured; those of a mixture of experts are launched one by one: nobody has
+        measured them as graphs."""
         return self._shapes.slice(tokens) if self._models.target.config.moe is None else None
 
     def _prefill(self, width: int) -> None:

@@ -13,6 +13,7 @@ from deployment.completion_schema import CompletionBody
 from deployment.openai_responses.schema import PromptBody as ResponsesPrompt
 from deployment.openai_responses.schema import ResponsesBody
 from deployment.openapi import adopted, answers
+from deployment.request_reading import MAX_KEY
 from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, SessionBody, TurnBody
 from deployment.session_api import DOCUMENT_TYPE
 from deployment.token_api import TextBody, TokensBody
@@ -55,7 +56,7 @@ _KEY = _header(
     "Idempotency-Key",
     "The request with the same key is the same turn.",
     minLength=1,
-    maxLength=256,
+    maxLength=MAX_KEY,
     pattern="^[!-~]*$",
 )
 _RETRY = (
