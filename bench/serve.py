@@ -104,9 +104,9 @@ def written(url: str) -> int:
 
 
 def rows(url: str, engine: EngineService, quick: bool) -> list[Row]:
-    few, tokens = (2, 8) if quick else (8, 48)
+    few, tokens = (2, 8) if quick else (8, 32)
     return [
-        chunk_row(url, engine, Load(conversations=few + 1, at_once=1, tokens=5 * tokens)),
+        chunk_row(url, engine, Load(conversations=few // 2 + 2, at_once=1, tokens=5 * tokens)),
         load_row("first", url, Load(conversations=few, at_once=1, turns=2, tokens=8, words=200, seed=1)),
         load_row("streams", url, Load(conversations=few * few, at_once=few * few, tokens=tokens, seed=2)),
         load_row("agents", url, Load(few, few, turns=few if quick else 20, tokens=tokens // 2, words=60, seed=3)),
