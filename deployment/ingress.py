@@ -85,8 +85,7 @@ class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
         me = context.replica_id.unique_id
-        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
-        set_up(args.logs, always)
+        set_up(args.logs, context)
         cluster = Cluster(context.app_name, args.durable, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)

@@ -131,7 +131,7 @@ class EngineReplica:
         args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
+        set_up(args.logs, context)
         self._service = EngineService.start(args.engine_options())
         store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
