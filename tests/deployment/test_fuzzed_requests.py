@@ -73,13 +73,20 @@ def _soon(body: dict[str, Any]) -> None:
             body[limit] = min(2, body[limit])
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_any_request_gets_what_the_description_says(client: httpx.Client, name: str):
-    schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
+@pytest.fixture(scope="module")
+def described(client: httpx.Client) -> Any:
+    schemathesis = pytest.importorskip("schemathesis", reason="pip install -e '.[dev]'")
     schemathesis.checks.load_all_checks()
+    return schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_any_request_gets_what_the_description_says(client: httpx.Client, described: Any, name: str):
+    schemathesis = pytest.importorskip("schemathesis")
+
     wanted = schemathesis.checks.CHECKS.get_by_names(CHECKS)
     method, path = name.split()
-    operation = schemathesis.openapi.from_dict(client.get("/openapi.json").json())[path][method]
+    operation = described[path][method]
     known = made(client, path)
     right, wrong = (operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode)
 
