@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.messages import Grammar, Round
+from deployment.engine.messages import Grammar, Hit, Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
@@ -281,9 +281,18 @@ class Adopted:
 
 
 @dataclass(frozen=True)
+class PlacedCheckpoint:
+    """State of a session, and where it lies."""
+
+    kind: str
+    frontier: int
+    places: tuple[Hit, ...]
+
+
+@dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy; `fork_points`:
-    without what they have of their own."""
+    """What a session's owner knows of it. `checkpoints`: its state, wherever it lies; `fork_points`: without what they
+    have of their own."""
 
     replica: str
     epoch: Epoch
@@ -292,7 +301,7 @@ class SessionInfo:
     running: str | None
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
-    checkpoints: tuple[tuple[str, int], ...] = ()
+    checkpoints: tuple[PlacedCheckpoint, ...] = ()
     fork_points: tuple[ForkPoint, ...] = ()
 
 
