@@ -142,7 +142,7 @@ async function showTranscript(name) {
   atEnd();
   const last = turns.at(-1);
   newest = last?.id ?? null;
-  if (running !== null || last === undefined || transcript.at(-1)?.role !== "assistant") return;
+  if (running !== null || transcript.at(-1)?.role !== "assistant" || !isKept(name, last)) return;
   const answer = new Answer();
   try {
     const listener = { heard: (event) => answer.heard(event), interrupted() {} };
@@ -152,6 +152,12 @@ async function showTranscript(name) {
     throw error;
   }
   if (chosen === name && reading === null && newest === last.id) byId("messages").lastChild?.replaceWith(answer.element);
+}
+
+/** Whether a turn's events can be asked for: by the session that ran it, as long as its replica lives. */
+function isKept(name, turn) {
+  const others = [...known.values()].filter((session) => session.id !== name);
+  return turn !== undefined && replicas.has(turn.replica) && !others.some(({ turns }) => turns.some(({ id }) => id === turn.id));
 }
 
 /** With the chosen session's turns, whoever asks for them. */

@@ -46,7 +46,7 @@ function turnOf(turn, owner, { fork }) {
     return line;
   }
   const about = `${turn.completion_tokens} tokens, ${turn.finish_reason}, ${turn.acceptance_length.toFixed(2)} a round`;
-  const state = `state: ${turn.hit}`;
+  const state = `state from ${turn.hit}`;
   line.append(make("span", { className: "quiet" }, about), make("span", { className: "mark" }, state));
   const name = `Fork after turn ${turn.number} of ${owner.id}`;
   const button = make("button", { type: "button", "aria-label": name, "data-key": `fork ${turn.id}` }, "fork");
