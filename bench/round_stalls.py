@@ -82,8 +82,16 @@ def engine_of(target: Target, drafter: Drafter, heard: Heard) -> Engine:
     models = bare_models(target, drafter, drafts, state_geometry(target.config, drafter.config, target.embedding.dtype))
     models.context = PROMPT + SHORT
     pages = 2 * pages_for(PROMPT + SHORT) + LANES * pages_for(SHORT + TOKENS)
-    sizes = {"lanes": LANES + 1, "images": 8, "pages": pages}
-    options = EngineOptions(Path(), Path(), drafter.config.kind, device=DEVICE, dtype="bfloat16", **sizes)
+    options = EngineOptions(
+        Path(),
+        Path(),
+        drafter.config.kind,
+        device=DEVICE,
+        dtype="bfloat16",
+        lanes=LANES + 1,
+        images=8,
+        pages=pages,
+    )
     return Engine(models, options, heard)
 
 

@@ -35,8 +35,12 @@ Address = Annotated[str | None, typer.Option(help="A running Ray cluster (auto, 
 
 @app.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory; default: the embedded demo model.")] = None,
-    draft: Annotated[Path | None, typer.Option(help="Draft checkpoint's directory.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Directory, or name on the Hugging Face hub; default: the embedded demo model.")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="The draft checkpoint's; auto: the public one of the model.")
+    ] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,
     draft_tokens_by_lanes: Annotated[
@@ -50,7 +54,10 @@ def serve(
     public_rows: Annotated[
         int | None, typer.Option(help="Vocabulary rows that may be chosen; default: all known.")
     ] = None,
-    model_name: Annotated[str | None, typer.Option(help="The name that clients use.")] = None,
+    model_name: Annotated[
+        list[str] | None,
+        typer.Option("--model-name", "--served-model-name", help="The name that clients use; others are aliases."),
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Engines, each with its own copy of the model.")] = 2,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
@@ -114,7 +121,8 @@ def serve(
             draft=draft,
             draft_tokens=draft_tokens,
             draft_tokens_by_lanes=draft_tokens_by_lanes,
-            model_name=model_name,
+            model_name=model_name[0] if model_name else None,
+            model_aliases=model_name[1:] if model_name else None,
             detach_seconds=detach_seconds,
             context=context,
             backend=backend,

@@ -30,7 +30,7 @@ from deployment.openapi.document import document
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.schemas import StreamOptions
-from deployment.server_objects import listed, replica_object
+from deployment.server_objects import listed, model_object, replica_object
 from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
 from deployment.token_api import TokenApi
@@ -94,10 +94,11 @@ class Ingress:
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
         self._model = model = args.model_id
+        self._models = models = args.model_ids
         self._replicas = replicas
         self._cluster = cluster
         self.metrics = TurnMetrics()
-        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits, self.metrics)
+        self._turns = TurnApi(replicas, cluster, models, last_call, args.media_limits, self.metrics)
         self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
         self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
@@ -245,24 +246,13 @@ class Ingress:
 
     @api.get("/v1/models")
     async def list_models(self) -> Any:
-        return listed([await self._model_object()])
+        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
+        return listed([model_object(name, self._model, info) for name in self._models])
 
     @api.get("/v1/models/{name:path}")
     async def get_model(self, name: str) -> Any:
-        if name != self._model:
-            raise RequestError(404, "model_not_found", f"model: {name!r} is not served; {self._model!r} is", "model")
-        return await self._model_object()
-
-    async def _model_object(self) -> dict[str, Any]:
-        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
-        return {
-            "id": self._model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "dflash-serve",
-            "max_model_len": info.context_limit,
-            "speculative": info.backend,
-        }
+        self._turns.check_model(name)
+        return model_object(name, self._model, await self._replicas.ask("info", Route(self._model)))
 
     @api.get("/v1/replicas")
     async def list_replicas(self) -> Any:

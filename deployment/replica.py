@@ -424,6 +424,7 @@ class EngineReplica:
             turns=tuple(turn_object(turn) for turn in session.turns),
             checkpoints=checkpoints,
             fork_points=tuple(replace(point, ledger=(), transcript=()) for point in session.fork_points),
+            running_note=session.running.request.note if session.running else "",
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:

@@ -12,7 +12,7 @@ from deployment.keyed_turns import is_keyed
 from deployment.ownership import Epoch, SessionKey
 from deployment.turn_records import followed
 from deployment.turns import Prompt
-from state.media import Placed
+from state.media import Media, Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
@@ -70,6 +70,21 @@ class Session:
         self.foreign = None
         self.turns = [*self.turns[:-1], *map(followed, self.turns[-1:]), turn]
         self.fork_points = [*left_behind(past, self.record()), of_turn(self.record(), turn.id)]
+
+    @property
+    def shown(self) -> dict[str, Media]:
+        """Its images and videos by the sha256 of the files that they came as. The transcript names them in the order in
+        which they stand in the ledger; one that does not name all of them names none."""
+        parts = [
+            part["sha256"]
+            for message in self.transcript
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if isinstance(part.get("sha256"), str)
+        ]
+        if len(parts) != len(self.media):
+            return {}
+        return {sha256: one.media for sha256, one in zip(parts, self.media, strict=True)}
 
     @property
     def engine_id(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.exceptions import RayError
@@ -32,12 +32,21 @@ from deployment.server_objects import (
     turns_object,
 )
 from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
-from state.document import open_document
 from state.errors import StateError
+
+if TYPE_CHECKING:
+    from state.document import SessionDocument
 
 LOCATE_SECONDS = 10.0
 
 DOCUMENT_TYPE = "application/vnd.dflash.session"
+
+
+def _opened(body: bytes) -> SessionDocument:
+    # the only work of an ingress that needs torch, whose import takes seconds and memory
+    from state.document import open_document
+
+    return open_document(body)
 
 
 class SessionApi:
@@ -156,7 +165,7 @@ class SessionApi:
         name = None if id is None else session_name(id, "id")
         body = await body_of(request, self._document_limit)
         try:
-            document = await asyncio.to_thread(open_document, body)
+            document = await asyncio.to_thread(_opened, body)
         except StateError as error:
             raise RequestError(400, "bad_state", f"document: {error}", "document") from None
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)

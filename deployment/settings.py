@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deployment.engine.drafting import Steps, check_steps, read_steps
 from deployment.engine.log_lines import LogFormat, LogLevel, LogOptions
 from deployment.engine.options import Backend, Capture, EngineOptions
+from deployment.hub import AUTO, hub_id, located, public_drafter
 from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
 
@@ -22,6 +23,8 @@ DEFAULT_PLACE = "default"
 class AppArgs(BaseModel):
     """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
 
+    `model`, `draft`: a directory, or a name on the Hugging Face hub; `draft` `auto`: the public one of the model.
+    `model_name`: how clients call it; `model_aliases`: other names that they may use.
     `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
@@ -53,6 +56,7 @@ class AppArgs(BaseModel):
 
     model: Path = DEMO / "target"
     model_name: str | None = None
+    model_aliases: tuple[str, ...] = ()
     draft: Path | None = None
     backend: Backend = "dflash2"
     draft_tokens: int | None = Field(default=None, ge=1, le=15)
@@ -121,10 +125,18 @@ class AppArgs(BaseModel):
             raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
         return value
 
-    @field_validator("media_hosts", mode="before")
+    @field_validator("media_hosts", "model_aliases", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _visible(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not name.isprintable() or not name.strip():
+                raise ValueError(f"a model's name has visible characters, got {name!r}")
+        return names
 
     @field_validator("media_hosts")
     @classmethod
@@ -148,9 +160,12 @@ class AppArgs(BaseModel):
             for name in ("draft_tokens", "draft_tokens_by_lanes"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: {getattr(self, name)} is given, but backend is none")
-        elif self.draft is None:
+        elif self.draft == AUTO and self.model != DEMO / "target":
+            self.draft = public_drafter(self.model, self.backend)
+        elif self.draft in (None, AUTO):
             if self.model != DEMO / "target":
-                raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
+                message = f"draft: backend {self.backend} needs a draft checkpoint for {self.model}: a directory"
+                raise ValueError(f"{message}, a name on the Hugging Face hub, or auto")
             self.draft = DEMO / self.backend
         return self
 
@@ -166,10 +181,11 @@ class AppArgs(BaseModel):
             raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
 
     def engine_options(self) -> EngineOptions:
-        """The engine's part. The default place is that of an application (`deployment/durable_place.py`)."""
+        """The engine's part. What is on the hub is fetched; the default place is that of an application
+        (`deployment/durable_place.py`). Raises ValueError naming the field."""
         return EngineOptions(
-            model=self.model,
-            draft=self.draft,
+            model=located("model", self.model),
+            draft=None if self.draft is None else located("draft", self.draft),
             backend=self.backend,
             draft_tokens=self.draft_tokens,
             draft_tokens_by_lanes=self.draft_tokens_by_lanes,
@@ -229,8 +245,14 @@ class AppArgs(BaseModel):
 
     @property
     def model_id(self) -> str:
-        """The name that clients use."""
-        return self.model_name or ("demo" if self.model == DEMO / "target" else self.model.name)
+        """The name that clients use, and that answers have."""
+        known = "demo" if self.model == DEMO / "target" else hub_id(self.model) or self.model.name
+        return self.model_name or known
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """All names under which clients may ask for the model."""
+        return tuple(dict.fromkeys((self.model_id, *self.model_aliases)))
 
     @property
     def ray_actor_options(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat, merged
 from deployment.completion_schema import CompletionBody
+from deployment.content_parts import PartReader, chat_part
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
@@ -52,13 +53,14 @@ class TurnApi:
         self,
         replicas: Replicas,
         cluster: Cluster,
-        model: str,
+        models: Sequence[str],
         last_call: LastCall,
         media: MediaLimits,
         metrics: TurnMetrics,
     ) -> None:
+        """`models`: the names of the one that is served."""
         self._stream = LastingStream(replicas, cluster)
-        self._model = model
+        self._models = models
         self._last_call = last_call
         self._intake = MediaIntake(media)
         self._metrics = metrics
@@ -103,15 +105,21 @@ class TurnApi:
         data = await body_of(request, self._intake.body_bytes)
         return await document_in(data), len(data)
 
-    async def seen(self, turn: TurnRequest, body_bytes: int, places: Sequence[str] | None = None) -> TurnRequest:
+    async def seen(
+        self,
+        turn: TurnRequest,
+        body_bytes: int,
+        places: Sequence[str] | None = None,
+        reader: PartReader = chat_part,
+    ) -> TurnRequest:
         """The turn with its media beside its messages. `places`: where another interface has them. RequestError: 400,
         413."""
-        return await self._intake.taken(turn, body_bytes, places)
+        return await self._intake.taken(turn, body_bytes, places, reader)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""
-        if name is not None and name != self._model:
-            message = f"model: {name!r} is not served; {self._model!r} is"
+        if name is not None and name not in self._models:
+            message = f"model: {name!r} is not served; {' or '.join(map(repr, self._models))} is"
             raise RequestError(404, "model_not_found", message, "model")
 
     async def _asked(

@@ -32,7 +32,7 @@ from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnEvent, TurnRequest, without_media
+from deployment.wire import NOTHING, Elsewhere, Route, TurnEvent, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -111,7 +111,7 @@ class TurnDesk:
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
-        if request.mode != "append":
+        if not request.needs_its_session:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await self._prompter.alone(request)
             request = without_media(request)
@@ -124,7 +124,10 @@ class TurnDesk:
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
-        prompt = await self._prompter.appended(request, session)
+        if request.mode == "append":
+            prompt = await self._prompter.appended(request, session)
+        else:
+            prompt = await self._prompter.alone(request, session)
         request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
@@ -153,7 +156,7 @@ class TurnDesk:
                 return known
             _check_newest(request, session)  # who comes too late to go on here ends nothing
             running = session.running
-            if running is not None and running.unread:
+            if running is not None and running.left:
                 running.cancel()
             if not await self._keeper.idle(session):
                 raise session_busy(request.key.session, _what_runs(session))
@@ -300,9 +303,10 @@ def _check_newest(request: TurnRequest, session: Session | None) -> None:
     """RequestError (409) if another turn than the one that the request follows is its session's newest by now."""
     if request.follows is None or session is None:
         return
-    newest = session.turns[-1].id if session.turns else None
+    newest = session.turns[-1].id if session.turns else NOTHING
     if newest != request.follows:
-        message = f"session {session.key.session!r} has gone on after turn {request.follows}"
+        after = f"after turn {request.follows}" if request.follows else "and has turns"
+        message = f"session {session.key.session!r} has gone on {after}"
         raise RequestError(409, "session_moved_on", message, "session")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.overlap import ask_for, let_next_start, wait_for_earlier
+from kernels.overlap import let_next_start, wait_for_earlier
 
 
 @triton.jit
@@ -43,31 +43,22 @@ def _columns_of_tile(
     """(expert of the tile `program_id(1)`, places int32 [ROWS], -1 where there is none). The expert is -1 for the
     shared one, and `experts` or more where there is no such tile."""
     i = tl.arange(0, ROWS)
-    shared_tiles = tl.cdiv(columns, ROWS)
-    tile = tl.program_id(1) - shared_tiles
-    if tile < 0:
-        column = (tile + shared_tiles) * ROWS + i
-        expert = -1
-        places = tl.where(column < columns, column * (K + 1) + K, -1)
-    else:
-        e = tl.arange(0, EXPERTS)
-        begins = tl.load(begins_ptr + e, mask=e < experts, other=columns * K)
-        ends = tl.load(begins_ptr + e + 1, mask=e + 1 < experts, other=columns * K)
-        tiles = (ends - begins + ROWS - 1) // ROWS
-        earlier = tl.cumsum(tiles, 0) <= tile
-        expert = tl.sum(earlier.to(tl.int32), 0)
-        before = tl.sum(tl.where(earlier, tiles, 0), 0)
-        mine = e == expert
-        at = tl.sum(tl.where(mine, begins, 0), 0) + (tile - before) * ROWS + i
-        places = tl.load(places_ptr + at, mask=at < tl.sum(tl.where(mine, ends, 0), 0), other=-1)
+    column = tl.program_id(1) * ROWS + i
+    tile = tl.program_id(1) - tl.cdiv(columns, ROWS)
+    e = tl.arange(0, EXPERTS)
+    begins = tl.load(begins_ptr + e, mask=e < experts, other=columns * K)
+    ends = tl.load(begins_ptr + e + 1, mask=e + 1 < experts, other=columns * K)
+    tiles = (ends - begins + ROWS - 1) // ROWS
+    earlier = tl.cumsum(tiles, 0) <= tile
+    expert = tl.sum(earlier.to(tl.int32), 0)
+    mine = e == expert
+    at = tl.sum(tl.where(mine, begins, 0), 0) + (tile - tl.sum(tl.where(earlier, tiles, 0), 0)) * ROWS + i
+    exists = (tile >= 0) & (at < tl.sum(tl.where(mine, ends, 0), 0))
+    routed = tl.load(places_ptr + at, mask=exists, other=-1)
+    shared = tl.where(column < columns, column * (K + 1) + K, -1)
+    places = tl.where(tile < 0, shared, routed)
+    expert = tl.where(tile < 0, -1, expert)
     return expert, places
-
-
-@triton.jit
-def _likely_expert(experts_ptr, columns, K: tl.constexpr, ROWS: tl.constexpr):
-    """An expert that a tile may have, of those that are known before the choices are sorted: -1 for the shared one."""
-    choice = tl.program_id(1) - tl.cdiv(columns, ROWS)
-    return tl.load(experts_ptr + choice, mask=(choice >= 0) & (choice < columns * K), other=-1)
 
 
 @triton.jit
@@ -89,12 +80,6 @@ def _down_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGH
     matrix = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * width * inner)
     at = tl.minimum(tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS), width - 1)
     return matrix + at.to(tl.int64) * size
-
-
-@triton.jit
-def _ask_for_rows(rows, depth, AHEAD: tl.constexpr, LINE: tl.constexpr):
-    lines = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, depth - 1)
-    ask_for(rows[:, None] + lines[None, :], True)
 
 
 @triton.jit
@@ -130,7 +115,6 @@ def _product(
 @triton.jit
 def gate_up_kernel(
     x_ptr,
-    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -149,15 +133,9 @@ def gate_up_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """SiLU(gate) * up at every place. A gate row and its up row are neighbours in a tile, so that a thread has both."""
-    if OVERLAPS and AHEAD:  # `experts` is not of the kernel before this one, which had waited for it
-        likely = _likely_expert(experts_ptr, columns, K, ROWS)
-        rows = _gate_up_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
-        _ask_for_rows(rows, width, AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
@@ -180,7 +158,6 @@ def gate_up_kernel(
 @triton.jit
 def down_kernel(
     hidden_ptr,
-    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -200,15 +177,9 @@ def down_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Every place's output, times its weight in the routing (`share`)."""
-    if OVERLAPS and AHEAD:
-        likely = _likely_expert(experts_ptr, columns, K, ROWS)
-        rows = _down_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
-        _ask_for_rows(rows, tl.where(likely < 0, shared_inner, inner), AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)

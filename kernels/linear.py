@@ -30,8 +30,9 @@ DEEP, LONG = 16384, 65536
 """The K and the N from which streaming beats the library."""
 
 _MULTIPROCESSORS = 132
-_AHEAD = 256
-"""So many elements of each row of W are asked for before the kernel may begin: more take longer to ask for."""
+_AHEAD = 128
+"""So many elements of each row of W are asked for before the kernel may begin: more take longer to ask for. Context K/V
+takes 40.2 us at 35B with 128, 40.6 with 256 and 42.5 with 1,024 (eight lanes)."""
 _LINE_BYTES = 128
 
 

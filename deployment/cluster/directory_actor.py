@@ -220,7 +220,8 @@ class DirectoryActor:
         self._directory.durable_ids(ids)
         if self._durable is not None and self._directory.is_first:
             self._resumed = len(ids), self._durable
-            log.warning("resumed %d sessions from %s", *self._resumed)
+            if ids:
+                log.warning("resumed %d sessions from %s", *self._resumed)
         self._scanned.set()
         while self._durable is not None:
             await asyncio.sleep(SWEEP_SECONDS)

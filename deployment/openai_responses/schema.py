@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 from deployment.openai_responses.items import Item, media_places, messages_of
 from deployment.schemas import Effort
@@ -119,10 +119,17 @@ class ResponsesBody(PromptBody):
     stream: StrictBool = False
     store: StrictBool = True
     metadata: dict[str, str] = Field(default_factory=dict)
-    background: Literal[False] = False
+    background: StrictBool = False
     max_tool_calls: None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     top_logprobs: Literal[0] | None = None
+
+    @field_validator("background")
+    @classmethod
+    def _stored(cls, background: bool, info: ValidationInfo) -> bool:
+        if background and info.data.get("store") is False:
+            raise ValueError("a response in the background is asked for by its id, so that store must be true")
+        return background
 
     def chat(self, before: list[dict[str, Any]]) -> dict[str, Any]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_output_tokens}
@@ -134,6 +141,7 @@ class ResponsesBody(PromptBody):
         asked = self.text.format.model_dump(exclude_none=True, by_alias=True)
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
         return {
+            "background": self.background,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata,

@@ -206,12 +206,15 @@ class Version(BaseModel):
 
 
 class Model(BaseModel):
+    """`root`: the name that answers have; `id` may be another one of the same model."""
+
     model_config = _EXACT
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: int
     speculative: Literal["none", "dflash", "dflash2"]
 

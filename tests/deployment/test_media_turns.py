@@ -251,12 +251,32 @@ def test_an_image_that_is_none_is_named_by_where_its_request_has_it(
     assert answer.status_code == 400 and message.startswith(f"{field}: "), message
 
 
-def test_a_response_whose_past_has_images_is_not_gone_on_from(seeing: Seeing):
-    url = f"data:image/png;base64,{base64.b64encode(FIRST).decode()}"
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
-    with serving(seeing.service) as server:
-        first = httpx.post(f"{server}/v1/responses", json={"input": asked, "max_output_tokens": 2}, timeout=60)
-        for name in ("responses", "responses/input_tokens"):
-            body = {"input": "And?", "previous_response_id": first.json()["id"]}
-            error = httpx.post(f"{server}/v1/{name}", json=body, timeout=60).json()["error"]
-            assert error["param"] == "previous_response_id" and "send them again in input" in error["message"]
+def test_a_response_whose_past_has_images_is_gone_on_from_without_sending_them_again(seeing: Seeing):
+    """The same tokens as with all images sent in one request, from the newest response and from an older one."""
+    first, second = ({"type": "input_image", "image_url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
+                     for data in (FIRST, picture(32, 16)))  # fmt: skip
+    texts = ("See.", "And this?", "Else?")
+    asked = [{"role": "user", "content": [*shown, {"type": "input_text", "text": text}]}
+             for shown, text in zip(([first], [second], []), texts, strict=True)]  # fmt: skip
+    with serving(seeing.service) as server, httpx.Client(base_url=server, timeout=60) as client:
+
+        def ask(said: Any, status: int = 200, **more: Any) -> Any:
+            body = {"input": said, "max_output_tokens": 3, "temperature": 0, **more}
+            answer = client.post("/v1/responses", json=body)
+            assert answer.status_code == status, answer.text
+            return answer.json()
+
+        one = ask([asked[0]])
+        two = ask([asked[1]], previous_response_id=one["id"])
+        older = ask([asked[1]], previous_response_id=one["id"])
+        three = ask([asked[2]], previous_response_id=two["id"])
+        whole = ask([asked[0], *one["output"], asked[1], *two["output"], asked[2]], store=False)
+        assert older["output"][0]["content"] == two["output"][0]["content"] and older["id"][:37] != two["id"][:37]
+        assert three["output"][0]["content"] == whole["output"][0]["content"]
+        assert three["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        assert three["usage"]["input_tokens_details"]["cached_tokens"] > one["usage"]["total_tokens"]
+
+        refused = ask("And?", 400, previous_response_id=two["id"], store=False)["error"]
+        assert refused["param"] == "store"
+        body = {"input": "And?", "previous_response_id": two["id"]}
+        assert client.post("/v1/responses/input_tokens", json=body).json()["error"]["param"] == "previous_response_id"

@@ -180,7 +180,13 @@ def test_turns_of_another_kind_are_no_responses_and_leave_those_that_were_there(
 
 
 @pytest.mark.parametrize(
-    ("mark", "older"), [("idempotency-key", False), ("idempotency-key", True), ("x-stainless-retry-count", False)]
+    ("mark", "older"),
+    [
+        ("idempotency-key", False),
+        ("idempotency-key", True),
+        ("x-stainless-retry-count", False),
+        ("x-stainless-retry-count", True),
+    ],
 )
 def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark: str, older: bool):
     first = ask(api, "One.", store=True, max_output_tokens=8)
@@ -192,6 +198,9 @@ def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark
         for value in marks
     )
     assert again.id == made.id and again.output == made.output
+    if older and mark != "idempotency-key":
+        other = ask(api, "Go on.", store=True, max_output_tokens=8, previous_response_id=first.id)
+        assert other.id[:37] not in (made.id[:37], first.id[:37]), "one that does not say so is another one"
 
 
 def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):
@@ -274,8 +283,10 @@ def test_others_do_not_see_a_response(api: openai.OpenAI, url: str):
 def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: openai.OpenAI):
     stream = ask(api, "One day", store=True, stream=True, max_output_tokens=2000, temperature=1, top_p=1)
     created = next(iter(stream)).response
-    with pytest.raises(openai.ConflictError):
-        api.responses.retrieve(created.id)
+    running = api.responses.retrieve(created.id)
+    assert (running.status, running.output, running.temperature) == ("in_progress", [], 1)
+    with pytest.raises(openai.ConflictError, match="not complete"):
+        ask(api, "And?", previous_response_id=created.id)
     api.responses.cancel(created.id)
     last = list(stream)[-1]
     shown = api.responses.retrieve(created.id)
@@ -284,10 +295,21 @@ def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: op
         api.responses.cancel(created.id)
 
 
+def test_a_response_in_the_background_is_asked_for_until_it_is_complete(api: openai.OpenAI):
+    begun = ask(api, store=True, background=True)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    shown = begun
+    while shown.status == "in_progress":
+        shown = api.responses.retrieve(begun.id)
+    assert (shown.status, shown.background, shown.output_text) == ("completed", True, NUMBERS)
+    second = ask(api, "One day", store=True, background=True, max_output_tokens=2000, previous_response_id=begun.id)
+    assert api.responses.cancel(second.id).status in ("cancelled", "completed")
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
-        ({"background": True}, 400, "background"),
+        ({"background": True, "store": False}, 400, "background"),
         ({"truncation": "auto"}, 400, "truncation"),
         ({"conversation": "c"}, 400, "conversation"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
