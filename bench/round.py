@@ -18,8 +18,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,13 @@ import torch
 
 from bench.gpu import card, read_tbps, write_tables
 from bench.round_models import DTYPE, MODELS, random_models
+from bench.round_parts import rounds
 from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
 from bench.target_kernels import commit
 from kernels.gated_delta_net import Records
 from model.config import TargetConfig
-from model.drafter import Drafter
-from model.target import Target
 
 PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "peer")
 Table = list[dict[str, Any]]
@@ -56,16 +53,9 @@ def lane_rows(model: str, config: TargetConfig) -> Table:
     ]
 
 
-def round_rows(model: str, target: Target, drafter: Drafter, drafts: int, tbps: float) -> Table:
-    """The decode round, from `bench/round_parts.py`, if it is there."""
-    if find_spec("bench.round_parts") is None:
-        return []
-    return import_module("bench.round_parts").rounds(model, target, drafter, drafts, tbps)
-
-
 def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
-    """Rows of one model and their table in the results file, in the order in which memory is needed: ours, then
-    theirs."""
+    """Rows of one model and their table in the results file, as they come: in the order in which memory is needed,
+    ours, then theirs."""
     pair = MODELS[model]
     if "lanes" in parts:
         yield "bytes_per_lane", lane_rows(model, pair.target)
@@ -79,7 +69,8 @@ def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, T
             yield "plain", plain_rows(model, target)
         if "rounds" in parts:
             for drafts in pair.drafts:
-                yield "rounds", round_rows(model, target, drafter, drafts, tbps)
+                for row in rounds(model, target, drafter, drafts, tbps):
+                    yield "rounds", [row]
         del target, drafter
         torch.cuda.empty_cache()
     if "peer" in parts:

@@ -17,7 +17,7 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from statistics import median
 from types import SimpleNamespace
@@ -53,18 +53,14 @@ OURS = r"_stream_kernel|_sum_kernel|gate_up_kernel|down_kernel"
 PRODUCTS = re.compile(rf"gemm|gemv|nvjet|cutlass|splitKreduce|{OURS}", re.IGNORECASE)
 
 
-def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: float) -> list[dict[str, Any]]:
+def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: float) -> Iterator[dict[str, Any]]:
     """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
     ones. `drafts`: K. `tbps`: TB/s of a pure read."""
     geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
     memory = random_memory(geometry)
     models = bare_models(target, drafter, drafts, geometry)
     executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)), media_bytes=0)
-    begun = time.perf_counter()
-    executor.capture()
-    print(f"captured the rounds of up to {max(BATCHES)} lanes in {time.perf_counter() - begun:.1f} s", flush=True)
     cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
-    rows: list[dict[str, Any]] = []
     for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
         if batch * pages_for(context + ROOM) > memory.target.pages:
             continue
@@ -78,15 +74,14 @@ def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: floa
         row["floor_ms"] = round(floor_bytes(target, drafter, geometry, batch, context, chosen) / tbps / 1e9, 3)
         if (batch, context) in PROFILED:
             row |= operators(executor, lanes)
-        rows.append(row)
         print(row, flush=True)
+        yield row
         for lane in lanes:
             memory.close(lane.memory)
     del executor, memory
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
-    return rows
 
 
 # ------------------------------------------------------------------------------------------------ what runs

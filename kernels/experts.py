@@ -35,7 +35,6 @@ from kernels.router import Routing
 
 _SORTED_AT_ONCE = 4096
 """Choices that a sorting program looks at together."""
-_LINE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -66,27 +65,29 @@ def run_experts_reference(x: torch.Tensor, routing: Routing, experts: Experts) -
 
 
 class Tiling(NamedTuple):
-    """A program's tile: `rows` columns of one expert times `weights` rows of its matrix, `depth` of a row at a time.
-    `ahead`: how much of each row it asks for before it may begin."""
+    """A program's tile: `rows` columns of one expert times `weights` rows of its matrix, `depth` of a row at a time."""
 
     rows: int
     weights: int
     depth: int
     stages: int
     warps: int
-    ahead: int = 0
 
 
 def tilings(columns: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[Tiling, Tiling]:
-    """Of the products with gate and up, and with down. Rows for twice the columns of an expert on average, so that
-    nearly every expert is read once."""
+    """Of the products with gate and up, and with down; in BF16 those that were fastest at 35B-A3B's sizes. Rows for
+    twice the columns of an expert on average, so that nearly every expert is read once."""
     rows = triton.next_power_of_2(min(max(16, triton.cdiv(2 * columns * top_k, experts)), 128))
     if dtype != torch.bfloat16:
         tiling = Tiling(min(rows, 32), 32, 32, 2, 4)
         return tiling, tiling
-    if rows <= 32:
-        return Tiling(rows, 64, 128, 4, 4), Tiling(rows, 64, 128, 4, 4)
-    return Tiling(rows, 128, 64, 4, rows // 16), Tiling(rows, 128, 64, 4, rows // 16)
+    if rows == 16:
+        return Tiling(16, 64, 128, 3, 4), Tiling(16, 128, 128, 3, 4)
+    if rows == 32:
+        return Tiling(32, 128, 64, 4, 4), Tiling(32, 128, 64, 4, 4)
+    if rows == 64 or columns * top_k < 128 * experts:
+        return Tiling(rows, 128, 64, 3, rows // 16), Tiling(64, 128, 64, 3, 4)
+    return Tiling(128, 256, 64, 3, 8), Tiling(128, 256, 64, 3, 8)
 
 
 def most_tiles(columns: int, top_k: int, experts: int, rows: int) -> int:
@@ -160,8 +161,6 @@ def _launch(
         DEPTH=to.depth,
         WHOLE=all(depth % to.depth == 0 for depth in depths),
         STAGES=to.stages,
-        AHEAD=to.ahead,
-        LINE=_LINE_BYTES // tensors[0].element_size(),
         OVERLAPS=overlapping,
         num_warps=to.warps,
         launch_pdl=overlapping,
@@ -182,9 +181,9 @@ def run_experts_triton(
     hidden = x.new_empty(columns * (top_k + 1), max(inner, shared_inner))
     sizes = _Sizes(columns, count, width, inner, shared_inner, hidden.shape[1])
     gate_up, down = plan or tilings(columns, top_k, count, x.dtype)
-    tensors = x, routing.experts, *sorted_choices, experts.gate_up, experts.shared_gate_up, hidden
+    tensors = x, *sorted_choices, experts.gate_up, experts.shared_gate_up, hidden
     _launch(gate_up_kernel, tensors, sizes, top_k, gate_up, 2 * hidden.shape[1], (width,))
-    tensors = hidden, routing.experts, *sorted_choices, experts.down, experts.shared_down, routing.weights, parts
+    tensors = hidden, *sorted_choices, experts.down, experts.shared_down, routing.weights, parts
     _launch(down_kernel, tensors, sizes, top_k, down, width, (inner, shared_inner))
     return parts
 

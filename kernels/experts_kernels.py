@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.overlap import ask_for, let_next_start, wait_for_earlier
+from kernels.overlap import let_next_start, wait_for_earlier
 
 
 @triton.jit
@@ -62,13 +62,6 @@ def _columns_of_tile(
 
 
 @triton.jit
-def _likely_expert(experts_ptr, columns, K: tl.constexpr, ROWS: tl.constexpr):
-    """An expert that a tile may have, of those that are known before the choices are sorted: -1 for the shared one."""
-    choice = tl.program_id(1) - tl.cdiv(columns, ROWS)
-    return tl.load(experts_ptr + choice, mask=(choice >= 0) & (choice < columns * K), other=-1)
-
-
-@triton.jit
 def _gate_up_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS: tl.constexpr):
     """Where the rows of tile `program_id(0)` of an expert's gate and up begin [WEIGHTS], in turn one of each."""
     shared = expert < 0
@@ -87,12 +80,6 @@ def _down_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGH
     matrix = tl.where(shared, shared_ptr, weight_ptr + expert.to(tl.int64) * width * inner)
     at = tl.minimum(tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS), width - 1)
     return matrix + at.to(tl.int64) * size
-
-
-@triton.jit
-def _ask_for_rows(rows, depth, AHEAD: tl.constexpr, LINE: tl.constexpr):
-    lines = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, depth - 1)
-    ask_for(rows[:, None] + lines[None, :], True)
 
 
 @triton.jit
@@ -128,7 +115,6 @@ def _product(
 @triton.jit
 def gate_up_kernel(
     x_ptr,
-    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -147,15 +133,9 @@ def gate_up_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """SiLU(gate) * up at every place. A gate row and its up row are neighbours in a tile, so that a thread has both."""
-    if OVERLAPS and AHEAD:  # `experts` is not of the kernel before this one, which had waited for it
-        likely = _likely_expert(experts_ptr, columns, K, ROWS)
-        rows = _gate_up_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
-        _ask_for_rows(rows, width, AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
@@ -178,7 +158,6 @@ def gate_up_kernel(
 @triton.jit
 def down_kernel(
     hidden_ptr,
-    experts_ptr,
     places_ptr,
     begins_ptr,
     weight_ptr,
@@ -198,15 +177,9 @@ def down_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Every place's output, times its weight in the routing (`share`)."""
-    if OVERLAPS and AHEAD:
-        likely = _likely_expert(experts_ptr, columns, K, ROWS)
-        rows = _down_rows(likely, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
-        _ask_for_rows(rows, tl.where(likely < 0, shared_inner, inner), AHEAD, LINE)
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)

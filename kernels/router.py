@@ -29,7 +29,7 @@ from kernels.linear import STREAMED_ROWS, Tiling, streamed_parts
 from kernels.ordering import id_of, packed_key, top_rows
 from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
-_CHUNK = 1024
+_CHUNK = 2048
 """Elements of x that a program multiplies with w_shared at a time."""
 
 
@@ -63,6 +63,13 @@ def _score_of(key):
 
 
 @triton.jit
+def _products(x_ptr, y_ptr, begin, end, CHUNK: tl.constexpr):
+    at = begin + tl.arange(0, CHUNK)
+    x = tl.load(x_ptr + at, mask=at < end, other=0.0).to(tl.float32)
+    return x * tl.load(y_ptr + at, mask=at < end, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _choose_kernel(
     logits_ptr,
     x_ptr,
@@ -84,6 +91,10 @@ def _choose_kernel(
     let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     dtype = x_ptr.dtype.element_ty
+    # one chunk is all there is of most models: its loads are on their way together with those of the logits
+    products = _products(x_ptr + row * width, shared_gate_ptr, 0, width, CHUNK)
+    for begin in range(CHUNK, width, CHUNK):
+        products += _products(x_ptr + row * width, shared_gate_ptr, begin, width, CHUNK)
     expert = tl.arange(0, EXPERTS)
     exists = expert < experts
     logits = tl.zeros((EXPERTS,), tl.float32)
@@ -100,12 +111,6 @@ def _choose_kernel(
         chosen = tl.where(place == rank, _score_of(best), chosen)
         ids = tl.where(place == rank, id_of(best).to(tl.int32), ids)
     tl.store(experts_ptr + row * K + place, ids, mask=place < K)
-    at = tl.arange(0, CHUNK)
-    products = tl.zeros((CHUNK,), tl.float32)
-    for begin in range(0, width, CHUNK):
-        inside = begin + at < width
-        x = tl.load(x_ptr + row * width + begin + at, mask=inside, other=0.0).to(tl.float32)
-        products += x * tl.load(shared_gate_ptr + begin + at, mask=inside, other=0.0).to(tl.float32)
     shared = tl.sum(products, 0).to(dtype).to(tl.float32)
     weights = tl.where(place < K, chosen / tl.sum(chosen, 0), 1.0 / (1.0 + tl.exp(-shared)))
     tl.store(weights_ptr + row * (K + 1) + place, weights.to(dtype), mask=place <= K)

@@ -37,7 +37,7 @@ def test_each_batch_and_context_that_fits_has_a_row_with_its_parts(models, monke
         return commit(self, done, kept)
 
     monkeypatch.setattr(round_parts.Executor, "commit", watched)
-    rows = rounds("tiny", *models, drafts=7, tbps=1.0)
+    rows = list(rounds("tiny", *models, drafts=7, tbps=1.0))
     assert [(row["B"], row["context"], row["temperature"]) for row in rows] == [
         (2, 70, 0.0),
         *((batch, context, 0.7) for batch in (1, 2) for context in (70, 130)),

@@ -36,3 +36,24 @@ def test_every_row_of_the_table_of_kernels_is_in_a_results_file() -> None:
         missing = ["-"] * 3
         found = [files.get((op, model, columns, context, lanes), missing) for lanes in (1, 8)]
         assert found != [missing] * 2 and cells == [x for times in found for x in times], op
+
+
+def test_every_row_of_the_tables_of_a_mixture_is_in_a_results_file() -> None:
+    """Rounds, and then the mixture's own kernels."""
+    page = (ROOT / "docs/performance.md").read_text().split("## A mixture on one H200")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rounds = [line for line in lines if len(line) == 12 and line[0].isdigit()]
+    kernels = [line for line in lines if line[0].startswith("mixture_")]
+    assert rounds and kernels
+    results = json.loads((ROOT / "bench/results/round.h200.json").read_text())["rounds"]
+    found = [row for row in results if row["model"] == "35B-A3B" and row["temperature"] > 0]
+    measured_rounds = {(row["K"], row["B"], row["context"]): row for row in found}
+    for drafts, lanes, context, *cells in rounds:
+        row = measured_rounds[int(drafts), int(lanes), int(context.replace(",", ""))]
+        parts = [row["parts"][name] for name in ("append", "propose", "verify", "accept", "commit", "host")]
+        assert cells == [f"{row['experts']:.0f}", *(f"{ms:.2f}" for ms in (row["round_ms"], row["floor_ms"], *parts))]
+    of_kernels = json.loads((ROOT / "bench/results/moe_kernels.h200.json").read_text())["rows"]
+    known = {(row["op"], row["B"], row["Q"]): row for row in of_kernels}
+    for op, lanes, columns, *cells in kernels:
+        row = known[op, int(lanes), int(columns.replace(",", ""))]
+        assert cells == [microseconds(row[time]) for time in ("ms", "floor_ms", "peer_ms")]
