@@ -1,12 +1,13 @@
 """Targets of the official geometries with their drafters on a card, random weights: prefill, decoding, and the decode
 round in parts.
 
-    python -m bench.round [--model 27B 35B-A3B] [--only lanes ready prefill plain rounds peer]
+    python -m bench.round [--model 27B 35B-A3B] [--only lanes ready prefill plain rounds stalls peer]
                           [--output bench/results/round.h200.json]
 
 Beside them what the card does in the same run: a pure read, BF16 products, and transformers with
 flash-linear-attention at the same geometry. `lanes`: bytes of a lane's recurrent state beside K + 1 copies of it.
-`ready`: loading weights from files that are in memory.
+`ready`: an engine from the start of its process to its first token. `stalls`: lanes that decode while a long prompt
+arrives.
 
 A results file that is there already keeps the rows of other models and other parts, if it is of the same card and
 versions; `runs` says which command measured what, and what the card did in it.
@@ -29,11 +30,14 @@ from bench.round_parts import CONTEXTS, rounds
 from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
+from bench.round_stalls import slice_rows, stall_rows
 from bench.target_kernels import commit
 from kernels.gated_delta_net import Records
 from model.config import TargetConfig
 
-PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "peer")
+PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "stalls", "peer")
+DECODING = {"prefill", "plain", "rounds", "stalls"}
+"""Parts that need the models."""
 Table = list[dict[str, Any]]
 
 
@@ -60,8 +64,8 @@ def measured(model: str, parts: list[str], tbps: float, contexts: list[int]) -> 
     if "lanes" in parts:
         yield "bytes_per_lane", lane_rows(model, pair.target)
     if "ready" in parts:
-        yield "ready", ready_rows(model, pair.target)
-    if {"prefill", "plain", "rounds"} & set(parts):
+        yield "ready", ready_rows(model, pair.target, pair.draft)
+    if DECODING & set(parts):
         target, drafter = random_models(pair.target, pair.draft)
         if "prefill" in parts:
             yield "prefill", prefill_rows(model, target, drafter)
@@ -71,6 +75,9 @@ def measured(model: str, parts: list[str], tbps: float, contexts: list[int]) -> 
             for drafts in pair.drafts:
                 for row in rounds(model, target, drafter, drafts, tbps, contexts):
                     yield "rounds", [row]
+        if "stalls" in parts:
+            yield "slices", slice_rows(model, target, drafter)
+            yield "stalls", stall_rows(model, target, drafter)
         del target, drafter
         torch.cuda.empty_cache()
     if "peer" in parts:

@@ -89,7 +89,9 @@ def rounds(
 # ------------------------------------------------------------------------------------------------ what runs
 
 
-def bare_models(target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry, context: int) -> Any:
+def bare_models(
+    target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry, context: int = CONTEXTS[-1]
+) -> Any:
     """What an executor asks of its models, without anything of text."""
     return SimpleNamespace(
         target=target,

@@ -1,7 +1,8 @@
 """One stream of a turn's events, whatever becomes of the replica that runs it.
 
 A turn of a session is in its log: whoever owns the session next goes on with it, and is asked for what comes after the
-event that was had last. A turn without one has no log: its rounds are kept here, and given to another replica.
+event that was had last. One with an Idempotency-Key is in a session of its own. Any other has no log: its rounds are
+kept here, and given to another replica.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from deployment.cluster.transport import Cluster
 from deployment.engine.messages import Round
 from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
+from deployment.keyed_turns import with_session
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -87,7 +89,7 @@ class LastingStream:
 
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
-        reader = _Reader()
+        turn, reader = with_session(turn), _Reader()
         while True:
             try:
                 if turn.key is not None and reader.began:

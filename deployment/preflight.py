@@ -11,12 +11,14 @@ from model.errors import ModelError
 
 
 def check_directories(args: AppArgs) -> None:
-    """Checks all that loading would check, without reading weights. Raises ModelError."""
-    for name, directory in (("model", args.model), ("draft", args.draft)):
+    """Checks all that loading would check, without reading weights, and fetches what is on the hub. Raises ModelError
+    or ValueError."""
+    options = args.engine_options()
+    for name, directory in (("model", options.model), ("draft", options.draft)):
         if directory is not None and not directory.is_dir():
             raise ModelError(f"{name}: {directory} is not a directory")
     # the device is the replicas' own, which may be on another machine than this one
-    load_models(replace(args.engine_options(), device="cpu"), dry=True)
+    load_models(replace(options, device="cpu"), dry=True)
 
 
 def keep_ray_on_loopback() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from bench import round as command
-from bench import round_models, round_peer, round_prefill, round_ready
+from bench import round_checkpoint, round_models, round_parts, round_peer, round_prefill, round_ready, round_stalls
 from bench.proposal_models import DFLASH2_27B, DFLASH_35B
 from bench.round_models import Pair, RandomWeights
-from model.config import MoeConfig, RotaryConfig, TargetConfig
+from model.config import MoeConfig, RotaryConfig, TargetConfig, load_draft_config, load_target_config
 from model.target import Target
 
 TINY = replace(
@@ -50,6 +50,7 @@ TINY_DRAFT = replace(
     window=32,
     mask_token_id=60,
     target_layer_ids=(0, 2),
+    num_target_layers=4,
     selector_rank=8,
     selector_top_k=4,
 )
@@ -84,16 +85,29 @@ def once(call: Callable[[], Any] | Sequence[Callable[[], Any]], samples: int = 1
 
 @pytest.fixture
 def tiny_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (round_models, round_prefill, round_peer, round_ready):
+    for module in (round_models, round_prefill, round_peer, round_ready, round_stalls):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     sizes = {"TOKENS": 96, "CHUNKS": (32, 96), "PLAIN_BATCHES": (2,), "PLAIN_CONTEXT": 70, "PLAIN_ROOM": 8}
     for name, value in sizes.items():
         monkeypatch.setattr(round_prefill, name, value)
         if hasattr(round_peer, name):
             monkeypatch.setattr(round_peer, name, value)
-    for module, name in ((round_prefill, "elapsed_ms"), (round_prefill, "median_ms"), (round_peer, "elapsed_ms")):
-        monkeypatch.setattr(module, name, once)
-    monkeypatch.setattr(round_ready, "VOCABULARY", 64)
+    for name in ("elapsed_ms", "median_ms"):
+        for module in (round_prefill, round_peer, round_stalls):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, once)
+    for name, value in {"POOL_TOKENS": 1024, "PROMPT": 70, "CACHES": ("empty",)}.items():
+        monkeypatch.setattr(round_ready, name, value)
+    for name, value in {
+        "LANES": 2,
+        "PROMPT": 1600,
+        "SHORT": 16,
+        "TOKENS": 200,
+        "UNDISTURBED": 3,
+        "SLICES": (40,),
+    }.items():
+        monkeypatch.setattr(round_stalls, name, value)
+    monkeypatch.setattr(round_parts, "DEVICE", torch.device("cpu"))
     models = {"dense": Pair(TINY, TINY_DRAFT, (7,)), "mixture": Pair(TINY_MOE, TINY_DFLASH, (3, 7))}
     monkeypatch.setattr(command, "MODELS", models)
     monkeypatch.setattr(command, "read_tbps", lambda: 1.0)
@@ -104,7 +118,7 @@ def tiny_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny_on_a_cpu")
 def test_every_part_of_the_bench_runs_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "round.json"
-    parts = ["lanes", "ready", "prefill", "plain", "peer"]
+    parts = ["lanes", "ready", "prefill", "plain", "stalls", "peer"]
     monkeypatch.setattr(sys, "argv", ["round", "--model", "dense", "--only", *parts, "--output", str(output)])
     command.main()
     written = json.loads(output.read_text())
@@ -114,8 +128,26 @@ def test_every_part_of_the_bench_runs_and_is_written(tmp_path: Path, monkeypatch
     assert decoding["name"].startswith("transformers") and decoding["ms_per_token"] is not None
     assert prompt["tokens"] == 96 and prompt["prefill_ms"] is not None
     (ready,) = written["ready"]
-    assert 0 < ready["bytes"] == ready["whole_bytes"] and ready["load_s"] > 0
+    assert {"imports", "load", "pools", "capture", "warm", "first_token"} <= set(ready["seconds"])
+    assert ready["total_s"] == pytest.approx(sum(ready["seconds"].values()), abs=0.01)
+    (slice,), (stalls,) = written["slices"], written["stalls"]
+    assert slice["tokens"] == 40
+    assert stalls["slices"] >= 1600 // 512 and stalls["gap_most_ms"] >= stalls["gap_ms"] > stalls["round_ms"]
     assert written["read_tbps"] == 1.0 and written["card"] == "none"
+
+
+def test_a_checkpoint_that_is_written_has_the_geometry_that_it_was_written_for(tmp_path: Path) -> None:
+    size = round_checkpoint.write_models(tmp_path, TINY, TINY_DRAFT)
+    assert load_target_config(tmp_path / "target") == TINY
+    assert load_draft_config(tmp_path / "draft") == TINY_DRAFT
+    assert size == sum(map(round_checkpoint.bytes_of, round_checkpoint.shapes_of(TINY, TINY_DRAFT)))
+
+
+@pytest.mark.usefixtures("tiny_on_a_cpu")
+def test_without_room_for_the_files_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_ready, "room", lambda place: 1000)
+    (row,) = round_ready.ready_rows("27B", TINY, TINY_DRAFT)
+    assert row["seconds"] is None and "no file system has room" in row["why"]
 
 
 @pytest.mark.usefixtures("tiny_on_a_cpu")

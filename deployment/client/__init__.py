@@ -19,6 +19,7 @@ from deployment.client.events import (
     Answer,
     AnswerEvent,
     Began,
+    Called,
     Choice,
     Ended,
     Interrupted,
@@ -30,7 +31,7 @@ from deployment.client.events import (
 from deployment.client.synchronous import Client
 
 __all__ = [
-    "Answer", "AnswerEvent", "AsyncClient", "Began", "Choice", "Client", "ClientError", "Conflict", "Contradiction",
-    "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume", "Resumed",
-    "ServerFault", "Text", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
+    "Answer", "AnswerEvent", "AsyncClient", "Began", "Called", "Choice", "Client", "ClientError", "Conflict",
+    "Contradiction", "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume",
+    "Resumed", "ServerFault", "Text", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 
 from deployment.engine.ingress import Ingress, Staging
 from deployment.engine.logprobs import MAX_LOGPROBS
+from deployment.engine.round_shape import SLICES
 from deployment.engine.transfer import on_device
 from kernels.gated_delta_net import Records
 from state.geometry import StateGeometry
@@ -94,6 +95,29 @@ class Told:
         return shaped(self._own, rows, width), shaped(self._ids, *shape), shaped(self._best, *shape)
 
 
+class PromptSlice:
+    """One lane's slice of a prompt, with rows of padding behind its tokens."""
+
+    _NUMBERS = 4
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._staging = Staging((self._NUMBERS + most) * 8, device)
+
+    def send(self, slot: int, lane: int, start: int, tokens: Sequence[int], columns: int) -> None:
+        """`slot`: the lane's image; `lane`: its row of the page tables; `start`: the ordinal of its first token."""
+        place = self._staging.place().view(np.int64)
+        live = self._NUMBERS + len(tokens)
+        place[:live] = (slot, lane, start, len(tokens), *tokens)
+        place[live : self._NUMBERS + columns] = 0
+        self._staging.send((self._NUMBERS + columns) * 8)
+
+    def of(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """On the device: slot, lane, start and count, int64 [1] each, and token ids [1, columns]."""
+        numbers = self._staging.device.view(torch.int64)
+        slot, lane, start, count = numbers[: self._NUMBERS].split(1)
+        return slot, lane, start, count, numbers[self._NUMBERS :][:columns].view(1, columns)
+
+
 class RoundBuffers:
     """All of them, for one engine. Lane `sizes.lanes` is that of padding."""
 
@@ -101,6 +125,7 @@ class RoundBuffers:
         self.sizes = sizes
         self.ingress = Ingress(sizes.rows, device)
         self.counts = Staging(sizes.rows * 8, device)
+        self.prompt = PromptSlice(SLICES[-1], device)
         self.masks = Staging(sizes.cells * sizes.mask_bytes, device)
         self.pages = PageTables(sizes.lanes, sizes.pages, device)
         self.draft_pages = PageTables(sizes.lanes, sizes.pages if geometry.full_layers else 0, device)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,12 @@ from ray import serve
 
 from deployment.draining import Drainer
 from deployment.engine.service import EngineService
+from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
 from deployment.last_call import LastCall
+from deployment.metrics.measured import Room
+from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
@@ -56,7 +60,7 @@ def serving(service: EngineService | None = None, **more: Any) -> Iterator[str]:
 
 
 def _engine(**more: Any) -> EngineService:
-    return EngineService(models("dflash2"), options("dflash2", lanes=4, **{"images": 16, **more}))
+    return EngineService(models("dflash2"), options("dflash2", **{"lanes": 4, "images": 16, **more}))
 
 
 def _replica(world: World) -> EngineReplica:
@@ -67,6 +71,7 @@ def _replica(world: World) -> EngineReplica:
     replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._drainer = Drainer(a.keeper)
+    replica._forking = Forking(a.service, a.keeper)
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._arrivals = a.arrivals
     replica._desk = TurnDesk(
@@ -91,11 +96,17 @@ class _Cluster:
     node = "x"
 
     def __init__(self, world: World) -> None:
-        self._link = world.replicas["a"].link
-        self.locate = self._link.locate
+        self._world = world
+        self.locate = world.replicas["a"].link.locate
+
+    async def sessions(self, tenant: str) -> tuple[Placed, ...]:
+        return self._world.directory.sessions(tenant, time.monotonic())
 
     async def with_room(self, beside: str) -> None:
         return None
+
+    async def room(self, node: str) -> Room:
+        return Room(4096, 64)
 
 
 class _Replicas:
@@ -109,6 +120,8 @@ class _Replicas:
         await asyncio.sleep(0)
         return await getattr(self._replica, method)(route, *args)
 
+    ask_here = ask
+
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
             async for answer in answers:
@@ -118,3 +131,6 @@ class _Replicas:
 
     async def all(self) -> list[Any]:
         return [await self._replica.info()]
+
+    async def measured(self) -> list[Any]:
+        return [await self._replica.measured()]

@@ -77,6 +77,8 @@ def test_draft_of_another_kind_than_the_backend_is_refused():
         (("--draft-tokens", "16"), "draft_tokens"),
         (("--replicas", "0"), "replicas"),
         (("--model", str(DEMO)), "draft"),
+        (("--durable", "sessions"), "durable"),
+        (("--durable", "/srv/sessions", "--no-durable"), "--no-durable"),
     ],
 )
 def test_option_with_a_wrong_value_is_named(arguments: tuple[str, ...], named: str):

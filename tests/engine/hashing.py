@@ -113,9 +113,11 @@ class HashExecutor:
         licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
         untold = ((),) * len(lanes)
+        drafted = (DRAFT_TOKENS,) * len(lanes)
         return SimpleNamespace(
-            lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold, dead_ends=()
-        )
+            lanes=tuple(lanes), licensed=tuple(licensed), drafted=drafted, accepted=accepted, logprobs=untold,
+            dead_ends=(),
+        )  # fmt: skip
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):
