@@ -14,7 +14,7 @@ import torch
 
 from bench.round_models import STD, RandomWeights
 from model import DEMO
-from model.config import DraftConfig, RotaryConfig, TargetConfig
+from model.config import DraftConfig, MoeConfig, RotaryConfig, TargetConfig
 from model.drafter import Drafter
 from model.heads import ProposalHead
 from model.target import Target
@@ -97,9 +97,10 @@ def write_shard(file: Path, shapes: Shapes, block: memoryview) -> None:
 
 def target_json(config: TargetConfig) -> dict[str, Any]:
     """`config.json`, as `load_target_config` reads it."""
-    rotary = config.rotary
+    rotary, moe = config.rotary, config.moe
+    mixture = {} if moe is None else mixture_json(moe)
     return {
-        "model_type": "qwen3_5_text",
+        "model_type": "qwen3_5_text" if moe is None else "qwen3_5_moe_text",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -122,13 +123,35 @@ def target_json(config: TargetConfig) -> dict[str, Any]:
             "mrope_section": list(rotary.sections or ()),
             "mrope_interleaved": rotary.interleaved,
         },
+        **mixture,
+    }
+
+
+def mixture_json(moe: MoeConfig) -> dict[str, Any]:
+    return {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.experts_per_token,
+        "moe_intermediate_size": moe.intermediate_size,
+        "shared_expert_intermediate_size": moe.shared_intermediate_size,
     }
 
 
 def draft_json(config: DraftConfig) -> dict[str, Any]:
-    """`config.json` of a DFlash2 drafter, as `load_draft_config` reads it."""
+    """`config.json` of a drafter, as `load_draft_config` reads it."""
+    nested: dict[str, Any] = {
+        "target_layer_ids": list(config.target_layer_ids),
+        "mask_token_id": config.mask_token_id,
+        "block_size": config.block_size,
+    }
+    if config.kind == "dflash2":
+        nested |= {
+            "conv_kernel_size": config.conv_taps,
+            "conv_group_size": config.conv_group,
+            "selector_rank": config.selector_rank,
+            "selector_top_k": config.selector_top_k,
+        }
     return {
-        "architectures": ["DFlash2DraftModel"],
+        "architectures": ["DFlash2DraftModel" if config.kind == "dflash2" else "DFlashDraftModel"],
         "model_type": "qwen3",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -143,15 +166,7 @@ def draft_json(config: DraftConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "num_target_layers": config.num_target_layers,
         "rope_parameters": rope(config.rotary),
-        "dflash_config": {
-            "target_layer_ids": list(config.target_layer_ids),
-            "mask_token_id": config.mask_token_id,
-            "block_size": config.block_size,
-            "conv_kernel_size": config.conv_taps,
-            "conv_group_size": config.conv_group,
-            "selector_rank": config.selector_rank,
-            "selector_top_k": config.selector_top_k,
-        },
+        "dflash_config": nested,
     }
 
 

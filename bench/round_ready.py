@@ -42,7 +42,7 @@ def ready_rows(model: str, target: TargetConfig, draft: DraftConfig) -> list[dic
         print(f"wrote {size} bytes to {place} in {time.perf_counter() - begun:.1f} s", flush=True)
         for state in CACHES:
             row = {"model": model, "lanes": LANES, "pool_tokens": POOL_TOKENS, "prompt": PROMPT}
-            row |= {"weights_bytes": size, "triton_cache": state} | started(Path(name), target, cache)
+            row |= {"weights_bytes": size, "triton_cache": state} | started(Path(name), target, draft.kind, cache)
             rows.append(row)
             print(row, flush=True)
     return rows
@@ -52,11 +52,11 @@ def room(place: str) -> int:
     return shutil.disk_usage(place).free
 
 
-def started(directory: Path, target: TargetConfig, cache: str) -> dict[str, Any]:
+def started(directory: Path, target: TargetConfig, backend: str, cache: str) -> dict[str, Any]:
     options = {
         "model": str(directory / "target"),
         "draft": str(directory / "draft"),
-        "backend": "dflash2",
+        "backend": backend,
         "device": DEVICE,
         "dtype": "bfloat16",
         "lanes": LANES,

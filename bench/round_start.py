@@ -5,7 +5,8 @@
 `imports`: Python, torch and ours. `load`: the card, weights and text. `pools`, `capture`: of the engine. `warm`: what
 the loop does ahead of its first command. `first_token`: of a prompt that nobody has seen. Seconds, since the Unix time
 BEGUN, before which nothing of the process ran. `compiled`: kernels that Triton had to compile, and how long all of that
-took. Bytes of the card: what weights, pools, and a round's buffers and graphs take, and all in all.
+took. Bytes of the card: what weights, pools, and a round's buffers and graphs take, and all that is taken in the end;
+`context`: what was before the weights, of this process and of others, the one that measures among them.
 """
 
 from __future__ import annotations

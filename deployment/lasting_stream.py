@@ -38,7 +38,7 @@ Events = AsyncGenerator[Told, None]
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
     are over; `replica`: who told the last of it; `draws`: the turn's seed; `sent_to`: who should be asked next, by the
-    word of the one that was asked before."""
+    word of the one that was asked before; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
     replica: str | None = None
@@ -46,7 +46,7 @@ class _Reader:
     began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    lost: float | None = None
     sent_to: NotHere | None = None
 
     def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
@@ -58,7 +58,7 @@ class _Reader:
     def take(self, told: Told) -> bool:
         """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
         without a log all that was told before."""
-        self.heard = time.monotonic()
+        self.lost = None
         if isinstance(told.event, Opened):
             self.replica = told.event.replica
             self.draws = told.event.seed
@@ -76,6 +76,13 @@ class _Reader:
                 return False  # it ended before the replica that ran the others was lost
             self.closed.add(told.event.choice)
         return True
+
+    def gives_up(self) -> bool:
+        """Whether the turn has been looked for long enough. How long it was silent before says nothing: it may have
+        waited for a lane."""
+        now = time.monotonic()
+        self.lost = now if self.lost is None else self.lost
+        return now - self.lost > GIVE_UP_SECONDS
 
     @property
     def seen(self) -> EventId | None:
@@ -106,7 +113,7 @@ class LastingStream:
                 yield Told("", error.refused)
                 return
             except _Lost:
-                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                if reader.gives_up():
                     yield _lost()
                     return
                 if reader.sent_to is None:
@@ -131,7 +138,7 @@ class LastingStream:
                         yield told
                 return
             except _Lost:
-                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                if reader.gives_up():
                     yield _lost()
                     return
             placement = None

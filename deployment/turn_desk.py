@@ -32,7 +32,7 @@ from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnEvent, TurnRequest, without_media
+from deployment.wire import NOTHING, Elsewhere, Route, TurnEvent, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -303,9 +303,10 @@ def _check_newest(request: TurnRequest, session: Session | None) -> None:
     """RequestError (409) if another turn than the one that the request follows is its session's newest by now."""
     if request.follows is None or session is None:
         return
-    newest = session.turns[-1].id if session.turns else None
+    newest = session.turns[-1].id if session.turns else NOTHING
     if newest != request.follows:
-        message = f"session {session.key.session!r} has gone on after turn {request.follows}"
+        after = f"after turn {request.follows}" if request.follows else "and has turns"
+        message = f"session {session.key.session!r} has gone on {after}"
         raise RequestError(409, "session_moved_on", message, "session")
 
 

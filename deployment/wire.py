@@ -33,6 +33,10 @@ class Route:
     firm: bool = False
 
 
+NOTHING = ""
+"""In the place of a turn: the session has none yet."""
+
+
 @dataclass(frozen=True)
 class MediaSource:
     """An image or a video as its client sent it. `sha256`: of `data`, 64 hex digits; the content part of the message
@@ -69,7 +73,8 @@ class TurnRequest:
     `tools`: what it may call. `preserve_thinking`: whether the template keeps the thinking of earlier turns.
     `continues`: the last message is the assistant's, and the answer goes on with it. `echo`: the prompt is told too,
     with log-probabilities if `logprobs` asks for those.
-    `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest.
+    `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest, or
+    NOTHING.
     `unattended`: it goes on however long nobody reads it.
     """
 

@@ -96,26 +96,33 @@ class Told:
 
 
 class PromptSlice:
-    """One lane's slice of a prompt, with rows of padding behind its tokens."""
+    """One lane's slice of a prompt, with padding behind its tokens. Its numbers stand two words apart: kernels are
+    compiled for how a pointer is aligned, and 16 bytes is what other tensors are."""
 
-    _NUMBERS = 4
+    _APART, _NUMBERS = 2, 4
 
     def __init__(self, most: int, device: torch.device) -> None:
-        self._staging = Staging((self._NUMBERS + most) * 8, device)
+        self._ids = self._APART * self._NUMBERS
+        self._staging = Staging((self._ids + most) * 8, device)
+
+    @property
+    def device(self) -> torch.Tensor:
+        return self._staging.device
 
     def send(self, slot: int, lane: int, start: int, tokens: Sequence[int], columns: int) -> None:
         """`slot`: the lane's image; `lane`: its row of the page tables; `start`: the ordinal of its first token."""
         place = self._staging.place().view(np.int64)
-        live = self._NUMBERS + len(tokens)
-        place[:live] = (slot, lane, start, len(tokens), *tokens)
-        place[live : self._NUMBERS + columns] = 0
-        self._staging.send((self._NUMBERS + columns) * 8)
+        ids = place[self._ids :][:columns]
+        place[: self._ids : self._APART] = slot, lane, start, len(tokens)
+        ids[: len(tokens)] = tokens
+        ids[len(tokens) :] = 0
+        self._staging.send((self._ids + columns) * 8)
 
     def of(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """On the device: slot, lane, start and count, int64 [1] each, and token ids [1, columns]."""
         numbers = self._staging.device.view(torch.int64)
-        slot, lane, start, count = numbers[: self._NUMBERS].split(1)
-        return slot, lane, start, count, numbers[self._NUMBERS :][:columns].view(1, columns)
+        slot, lane, start, count = (numbers[at : at + 1] for at in range(0, self._ids, self._APART))
+        return slot, lane, start, count, numbers[self._ids :][:columns].view(1, columns)
 
 
 class RoundBuffers:
@@ -147,7 +154,7 @@ class RoundBuffers:
     def size(self) -> int:
         """Bytes on the device."""
         tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        parts = [part.device for part in (self.counts, self.masks, self.pages, self.draft_pages)]
+        parts = [part.device for part in (self.counts, self.prompt, self.masks, self.pages, self.draft_pages)]
         return sum(tensor.nbytes for tensor in (*tensors, *parts))
 
     def drafts(self, rows: int, drafts: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ A response that follows another one than its session's newest begins a session o
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -36,9 +37,12 @@ from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
-from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
+from deployment.wire import NOTHING, ReplicaInfo, Route, SessionInfo, TurnRequest
 
 SESSION_MOVED_ON = "session_moved_on"
+
+ALIKE = 8
+"""Of requests that are alike and go on from one older response, so many are told apart when one of them comes again."""
 
 _IN_ITS_SESSION = "images of earlier responses are in their session alone"
 
@@ -60,12 +64,14 @@ class ResponsesApi:
             raise invalid("x-session-id: a response is in the session that its id names", "x-session-id")
         before = await self._before(request, body)
         goes_on = before is not None and await self._goes_on(request, before, asking)
+        name = before.name if before is not None and goes_on else await self._begun_by(request, asking, body, before)
         try:
-            return await self._created(asking, size, body, before, goes_on)
+            return await self._created(asking, size, body, before, name)
         except RequestError as error:
-            if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or not goes_on:
+            if error.refused.code not in (SESSION_MOVED_ON, "session_busy"):
                 raise
-            return await self._created(asking, size, body, before, False)
+        name = await self._begun_by(request, asking, body, before) if goes_on else _new_session(None)
+        return await self._created(asking, size, body, before, name)
 
     async def _goes_on(self, request: Request, before: Stored, asking: Asking) -> bool:
         """Whether the session of `before` is the one to ask first. A request that comes again may be what that has gone
@@ -74,11 +80,24 @@ class ResponsesApi:
             return before.newest or asking.repeated
         return not await self._exists(request, _new_session(asking.idempotency_key))
 
+    async def _begun_by(self, request: Request, asking: Asking, body: ResponsesBody, before: Stored | None) -> str:
+        """The session that a request begins. A request that says that it comes again finds the one that it began, if
+        that has a past: it is the last one that a request like it began from there."""
+        if asking.idempotency_key is not None or before is None or not body.store:
+            return _new_session(asking.idempotency_key)
+        asked = f"{before.name} {before.turn} {body.model_dump_json()}"
+        names = [_new_session(f"{asked} {number}") for number in range(ALIKE)]
+        there = await asyncio.gather(*(self._exists(request, name) for name in names))
+        last = max((number for number, exists in enumerate(there) if exists), default=-1)
+        if asking.repeated and last >= 0:
+            return names[last]
+        return names[last + 1] if last + 1 < ALIKE else _new_session(None)
+
     async def _created(
-        self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
+        self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, name: str
     ) -> Response:
         past = list(before.past) if before is not None else []
-        name = before.name if before is not None and goes_on else _new_session(asking.idempotency_key)
+        goes_on = before is not None and name == before.name
         if before is not None and before.shows_media:
             if not body.store:
                 raise invalid(f"store: must be true, since {_IN_ITS_SESSION}", "store")
@@ -91,7 +110,7 @@ class ResponsesApi:
         turn = replace(
             turn_request(parse(TurnBody, body.chat(past)), "history", asking),
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
-            follows=before.turn if before is not None and goes_on and body.store else None,
+            follows=(before.turn if before is not None and goes_on else NOTHING) if body.store else None,
             unattended=body.background,
         )
         turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)

@@ -69,6 +69,9 @@ class Fake:
             await asyncio.sleep(0)
             if answer is LOST:
                 raise RayActorError
+            if isinstance(answer, float):  # nothing is told for so long
+                await asyncio.sleep(answer)
+                continue
             yield answer
 
     async def lost(self, replica: str | None) -> None:
@@ -142,6 +145,12 @@ def test_a_refusal_is_the_end_and_a_session_that_is_gone_is_one():
     fake.locate = nowhere
     last = taken(fake, asked())[-1]
     assert isinstance(last, Refused) and last.status == 404
+
+
+def test_a_turn_that_was_silent_for_long_is_looked_for_like_any_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.lasting_stream.GIVE_UP_SECONDS", 0.2)
+    fake = Fake([opened(), 0.3, LOST], [LOST], [opened("r2"), delta(5, 0), 0.3, LOST], [delta(5, 1), closed()])
+    assert taken(fake, asked())[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
 
 
 def test_a_turn_that_nobody_goes_on_with_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -180,7 +180,13 @@ def test_turns_of_another_kind_are_no_responses_and_leave_those_that_were_there(
 
 
 @pytest.mark.parametrize(
-    ("mark", "older"), [("idempotency-key", False), ("idempotency-key", True), ("x-stainless-retry-count", False)]
+    ("mark", "older"),
+    [
+        ("idempotency-key", False),
+        ("idempotency-key", True),
+        ("x-stainless-retry-count", False),
+        ("x-stainless-retry-count", True),
+    ],
 )
 def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark: str, older: bool):
     first = ask(api, "One.", store=True, max_output_tokens=8)
@@ -192,6 +198,9 @@ def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark
         for value in marks
     )
     assert again.id == made.id and again.output == made.output
+    if older and mark != "idempotency-key":
+        other = ask(api, "Go on.", store=True, max_output_tokens=8, previous_response_id=first.id)
+        assert other.id[:37] not in (made.id[:37], first.id[:37]), "one that does not say so is another one"
 
 
 def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):

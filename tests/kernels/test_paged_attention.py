@@ -214,7 +214,7 @@ def test_slices_of_a_chunk_leave_few_multiprocessors_without_a_program() -> None
         tiles = 4 * -(-columns * 6 // tiling.rows)
         return -(-tiles * tiling.slots // MULTIPROCESSORS) / tiling.slots / (tiles / MULTIPROCESSORS)
 
-    assert all(length(columns) < 1.25 for columns in range(64, 1409, 64))
+    assert all(length(columns) < 1.25 for columns in range(64, 1025, 64))
 
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:
