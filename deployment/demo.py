@@ -118,6 +118,7 @@ def run(port: int | None, keep: bool) -> int:
             console.print("The server stays up until Ctrl-C. Try:")
             curl = f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-session-id: mine'"
             console.print(f"{curl} -d '{body}'", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"or look at it, and talk to it, at {url}/console", soft_wrap=True, highlight=False)
             until_interrupted()
     return 1 if report.failed else 0
 

@@ -44,6 +44,14 @@ class Found:
     continues: bool
 
 
+@dataclass(frozen=True)
+class _State:
+    """What a session's publication holds beside its record. `checkpoints`: kind and frontier."""
+
+    frontier: int
+    checkpoints: tuple[tuple[str, int], ...]
+
+
 class DurableCopies:
     """Does nothing where `place` is None."""
 
@@ -63,7 +71,8 @@ class DurableCopies:
         self._values = values
         self._clock = clock
         self._policy = PublicationPolicy()
-        self._frontiers: dict[tuple[SessionKey, Order], int] = {}
+        self._on_the_way: dict[tuple[SessionKey, Order], _State] = {}
+        self._written: dict[SessionKey, _State] = {}
 
     def start(self) -> None:
         """From the replica's event loop."""
@@ -94,13 +103,19 @@ class DurableCopies:
 
     async def delete(self, key: SessionKey, epoch: Epoch) -> None:
         """Raises StateError if the store fails: then the session may come back from there."""
-        self._policy.forget(key)
+        self.forget(key)
         if self._tier is not None and self._keeps(key):
             await asyncio.to_thread(self._tier.delete, key, epoch)
 
     def forget(self, key: SessionKey) -> None:
         """Another replica has the session now."""
         self._policy.forget(key)
+        self._written.pop(key, None)
+
+    def checkpoints(self, key: SessionKey) -> tuple[tuple[str, int], ...]:
+        """Kind and frontier of those that were written last from here. The tier may have let go of them since."""
+        written = self._written.get(key)
+        return written.checkpoints if written is not None else ()
 
     def _keeps(self, key: SessionKey) -> bool:
         """A turn that belongs to no session outlives its replica, and not its cluster."""
@@ -109,20 +124,21 @@ class DurableCopies:
     async def _publish(self, session: Session, record_alone: bool) -> None:
         order = Order(session.epoch, session.order)
         if not record_alone:
-            self._frontiers[session.key, order] = session.frontier
+            self._on_the_way[session.key, order] = _State(session.frontier, session.checkpoints)
         publish = Publish(
             secrets.token_hex(8), session.engine_id, session.key, order, session.record(), session.foreign, record_alone
         )
         try:
             await self._service.call(publish)
         except EngineError as error:
-            self._frontiers.pop((session.key, order), None)
+            self._on_the_way.pop((session.key, order), None)
             log.warning("session %s was not made durable: %s", session.key, error)
 
     def _stored(self, event: Stored) -> None:
-        frontier = self._frontiers.pop((event.key, event.order), None)
-        if frontier is not None and event.outcome == "published" and event.payload:
-            self._policy.written(event.key, frontier)
+        state = self._on_the_way.pop((event.key, event.order), None)
+        if state is not None and event.outcome == "published" and event.payload:
+            self._policy.written(event.key, state.frontier)
+            self._written[event.key] = state
 
     # -------------------------------------------------------------------------------------------- and back
 

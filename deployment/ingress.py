@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from deployment.anthropic_messages.api import MessagesApi
 from deployment.anthropic_messages.format import refusal as messages_refusal
 from deployment.cluster.transport import Cluster
+from deployment.console.files import PAGE, console_file
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
 from deployment.logs import set_up
@@ -85,8 +86,7 @@ class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
         me = context.replica_id.unique_id
-        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
-        set_up(args.logs, always)
+        set_up(args.logs, context)
         cluster = Cluster(context.app_name, args.durable, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
@@ -229,6 +229,15 @@ class Ingress:
     @api.get("/openapi.json", include_in_schema=False)
     async def get_description(self, request: Request) -> Any:
         return await asyncio.to_thread(document, request.app, VERSION)
+
+    # The page and its files are no part of the interface that is described; whoever reads them knows nothing yet.
+    @api.get("/console", include_in_schema=False)
+    async def console(self) -> Response:
+        return console_file(PAGE)
+
+    @api.get("/console/{name}", include_in_schema=False)
+    async def console_part(self, name: str) -> Response:
+        return console_file(name)
 
     @api.get("/version")
     async def get_version(self) -> Any:

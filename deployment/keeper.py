@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from deployment import wire
 from deployment.arrivals import Arrival, Arrivals
+from deployment.checkpoint_places import KindAt, placed
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
@@ -125,17 +126,20 @@ class SessionKeeper:
         must_exist: bool,
         anew: bool = False,
         accept_durable: bool = False,
+        untouched: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
-        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
-        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
+        that counts, it begins again; `accept_durable`: an older state will do; `untouched`: what the device let go of
+        stays away, since somebody only looks. The Hit says where the state came from: `device` if it was here. Raises
+        `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
             if held is not None:
-                await self._onto_device(held)
+                if not untouched:
+                    await self._onto_device(held)
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
@@ -412,6 +416,11 @@ class SessionKeeper:
                 log.warning("no image of session %s: nothing was ever committed to it", key)
             except (NotOwned, StateError) as error:
                 log.info("no image of session %s: %s", key, error)
+
+    def checkpoints(self, session: Session, device: Collection[KindAt]) -> tuple[wire.PlacedCheckpoint, ...]:
+        """Where its state lies. `device`: what the engine has of it."""
+        members, durable = self._owned.members(session.key), self._durable.checkpoints(session.key)
+        return placed(device, session.checkpoints, members, self._cluster.node, durable)
 
     def turn_began(self, session: Session) -> None:
         self._durable.turn_began(session.key)

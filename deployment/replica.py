@@ -55,6 +55,7 @@ from deployment.wire import (
     ExportedSession,
     Movement,
     NotHere,
+    PlacedCheckpoint,
     ReplicaInfo,
     Route,
     SessionInfo,
@@ -131,7 +132,7 @@ class EngineReplica:
         args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
+        set_up(args.logs, context)
         self._service = EngineService.start(args.engine_options())
         store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
@@ -412,10 +413,11 @@ class EngineReplica:
         return await self._asked(self._session_info(route, key))
 
     async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return self._info_of(session)
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, untouched=True)
+        device = (await self._inspected(session.engine_id)).checkpoints
+        return self._info_of(session, self._keeper.checkpoints(session, device))
 
-    def _info_of(self, session: Session) -> SessionInfo:
+    def _info_of(self, session: Session, checkpoints: tuple[PlacedCheckpoint, ...]) -> SessionInfo:
         return SessionInfo(
             replica=self._id,
             epoch=session.epoch,
@@ -424,7 +426,7 @@ class EngineReplica:
             running=session.running.id if session.running else None,
             transcript=tuple(session.transcript),
             turns=tuple(turn_object(turn) for turn in session.turns),
-            checkpoints=session.checkpoints,
+            checkpoints=checkpoints,
             fork_points=tuple(replace(point, ledger=(), transcript=()) for point in session.fork_points),
             running_note=session.running.request.note if session.running else "",
         )
@@ -440,8 +442,8 @@ class EngineReplica:
             return None
         return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
 
-    async def _inspected(self) -> Facts:
-        answer = await self._service.call(Inspect(secrets.token_hex(8)))
+    async def _inspected(self, session: str | None = None) -> Facts:
+        answer = await self._service.call(Inspect(secrets.token_hex(8), session))
         assert isinstance(answer, Facts)
         return answer
 

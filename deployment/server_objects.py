@@ -73,12 +73,17 @@ def checkpoint_object(point: ForkPoint, **more: Any) -> dict[str, Any]:
 
 
 def checkpoints_object(known: SessionInfo) -> dict[str, Any]:
-    """The explicit checkpoints, oldest first; then the other ones whose state is in the session's newest copy."""
-    explicit = [checkpoint_object(point) for point in known.fork_points if point.name is not None]
+    """The explicit checkpoints, oldest first; then the other state of the session. `places`: where their state lies."""
+    kept = {state.frontier: list(state.places) for state in known.checkpoints if state.kind == "explicit"}
+    explicit = [
+        checkpoint_object(point, places=kept.get(point.image, []))
+        for point in known.fork_points
+        if point.name is not None
+    ]
     others = [
-        {"object": "session.checkpoint", "kind": kind, "frontier": frontier}
-        for kind, frontier in known.checkpoints
-        if kind != "explicit"
+        {"object": "session.checkpoint", "kind": state.kind, "frontier": state.frontier, "places": list(state.places)}
+        for state in known.checkpoints
+        if state.kind != "explicit"
     ]
     return listed(explicit + others)
 

@@ -238,7 +238,7 @@ class TurnDesk:
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                partial(self._ended, held, choice.sampling.sub, session), turn_log, course, over,
+                partial(self._ended, held, session, choice.sampling.sub, over), turn_log, course, over,
             )
             for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
@@ -248,9 +248,12 @@ class TurnDesk:
         self._table.add(held)
         return held
 
-    def _ended(self, held: HeldTurn, choice: int, session: Session | None, last: TurnEvent) -> None:
-        """One of its choices is over."""
-        self._lines.ended(held, choice, session, last)
+    def _ended(
+        self, held: HeldTurn, session: Session | None, choice: int, over: Finished | None, last: TurnEvent
+    ) -> None:
+        """One of its choices is over. `over`: it was before, elsewhere."""
+        if over is None:
+            self._lines.ended(held, choice, session, last)
         if held.stream.over:
             held.over()
             self._table.ended(held)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.messages import Grammar, Round
+from deployment.engine.messages import Grammar, Hit, Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
@@ -302,9 +302,18 @@ class Adopted:
 
 
 @dataclass(frozen=True)
+class PlacedCheckpoint:
+    """State of a session, and where it lies."""
+
+    kind: str
+    frontier: int
+    places: tuple[Hit, ...]
+
+
+@dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `running_note`: of the turn that runs. `checkpoints`: kind and frontier of
-    those in its newest copy; `fork_points`: without what they have of their own."""
+    """What a session's owner knows of it. `running_note`: of the turn that runs. `checkpoints`: its state, wherever it
+    lies; `fork_points`: without what they have of their own."""
 
     replica: str
     epoch: Epoch
@@ -313,7 +322,7 @@ class SessionInfo:
     running: str | None
     transcript: tuple[dict[str, Any], ...]
     turns: tuple[dict[str, Any], ...]
-    checkpoints: tuple[tuple[str, int], ...] = ()
+    checkpoints: tuple[PlacedCheckpoint, ...] = ()
     fork_points: tuple[ForkPoint, ...] = ()
     running_note: str = ""
 

@@ -23,17 +23,15 @@ from deployment.ownership.messages import (
     CopiesLost,
     Drain,
     Ends,
-    Found,
     FromOwner,
     Grant,
     Held,
     Join,
-    Joined,
+    Known,
     Lost,
     Moved,
     Offer,
     Placed,
-    Silent,
     Taken,
     Wait,
 )
@@ -134,21 +132,12 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
-        """True: what an owner says was heard."""
+    async def tell(self, messages: Sequence[FromOwner]) -> list[Known | Moved]:
+        """What an owner says is heard, and what it must hear of that is the answer."""
         now = time.monotonic()
-        for message in messages:
-            match message:
-                case Held():
-                    self._directory.hold(message)
-                case Silent():
-                    self._directory.silence(message, now)
-                case Found():
-                    self._directory.found(message, now)
-                case Joined():
-                    self._directory.joined(message, now)
+        answers = [self._directory.told(message, now) for message in messages]
         self._reconcile()
-        return True
+        return [answer for answer in answers if answer is not None]
 
     async def relay(self, replica: str, message: Offer | Moved) -> None:
         """One replica's word to another one, which may be beyond Serve's reach because it is about to go."""

@@ -26,6 +26,7 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
+    Known,
     Moved,
     Offer,
     Placed,
@@ -159,8 +160,8 @@ class RayTransport:
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
-        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
+    async def tell(self, messages: Sequence[FromOwner]) -> Sequence[Known | Moved] | None:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory")
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         try:

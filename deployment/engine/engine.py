@@ -201,7 +201,9 @@ class Engine:
                 self._sessions.drop(command.session)
                 return Dropped(command.call, command.session)
             case Inspect():
-                return Facts(command.call, self.facts(), self.counts(), self._work)
+                held = self._sessions.whole(command.session) if command.session is not None else ()
+                checkpoints = tuple((checkpoint.kind, checkpoint.frontier) for checkpoint in held)
+                return Facts(command.call, self.facts(), self.counts(), self._work, checkpoints)
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):

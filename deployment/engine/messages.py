@@ -376,9 +376,11 @@ class Drop:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Asks for the engine's own facts (lanes, pages, images, sessions). Answer: `Facts`."""
+    """Asks for the engine's own facts (lanes, pages, images, sessions), and for what it has of one `session`. Answer:
+    `Facts`."""
 
     call: str
+    session: str | None = None
 
 
 StateCall = (
@@ -627,12 +629,14 @@ class Dropped:
 @dataclass(frozen=True)
 class Facts:
     """`facts`: what the engine holds now. `counts`: what it has done since it began. `work`: how many pieces of work,
-    such as a round, a prefill slice or a turn's end, it has done so far."""
+    such as a round, a prefill slice or a turn's end, it has done so far. `checkpoints`: kind and frontier of those that
+    stand for the session that was asked for."""
 
     call: str
     facts: dict[str, Any]
     counts: Counts
     work: int = 0
+    checkpoints: tuple[tuple[CheckpointKind, int], ...] = ()
 
 
 Event = (

@@ -378,7 +378,10 @@ class Deleted(BaseModel):
     deleted: Literal[True]
 
 
-class Checkpoint(BaseModel):
+Place = Literal["device", "host", "peer", "disk"]
+
+
+class NamedCheckpoint(BaseModel):
     """`image`: up to where a fork finds state; what comes after it is prefilled."""
 
     model_config = _EXACT
@@ -391,8 +394,14 @@ class Checkpoint(BaseModel):
     image: int | None
 
 
-class MadeCheckpoint(Checkpoint):
+class MadeCheckpoint(NamedCheckpoint):
     session: str
+
+
+class Checkpoint(NamedCheckpoint):
+    """`places`: where its state lies."""
+
+    places: list[Place]
 
 
 class TakenCheckpoint(BaseModel):
@@ -403,6 +412,7 @@ class TakenCheckpoint(BaseModel):
     object: Literal["session.checkpoint"]
     kind: str
     frontier: int
+    places: list[Place]
 
 
 class Checkpoints(Listing):

@@ -17,10 +17,12 @@ from deployment.ownership.messages import (
     CopiesLost,
     Ends,
     Found,
+    FromOwner,
     Grant,
     Held,
     Join,
     Joined,
+    Known,
     Lost,
     Moved,
     Placed,
@@ -142,11 +144,10 @@ class Directory:
         self._live.renewed(replica, node, now)
         for report in reports:
             if isinstance(report, Held):
-                self.hold(report)
-                fence = self._sessions[report.key].fence
-                if fence > report.epoch:
+                answer = self.hold(report)
+                if isinstance(answer, Moved):
                     # Where its stores are void, none is left that would refuse it.
-                    self._superseded.append((replica, Moved(report.key, fence)))
+                    self._superseded.append((replica, answer))
             else:
                 self._act_upon(report, now)
 
@@ -224,16 +225,30 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- owners
 
-    def hold(self, held: Held) -> None:
+    def told(self, message: FromOwner, now: float) -> Known | Moved | None:
+        """What an owner says, and what it must hear of that at once."""
+        match message:
+            case Held():
+                return self.hold(message)
+            case Silent():
+                self.silence(message, now)
+            case Found():
+                self.found(message, now)
+            case Joined():
+                self.joined(message, now)
+        return None
+
+    def hold(self, held: Held) -> Known | Moved:
         session = self._sessions.setdefault(held.key, _Session())
         if held.epoch < session.fence:
-            return
+            return Moved(held.key, session.fence)
         session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
         session.granted = {tenure: epoch for tenure, epoch in session.granted.items() if epoch > held.epoch}
         session.ends_at(held.end, held.deleted)
         session.barren = session.founding = False
         if session.pending is not None and session.pending.epoch <= held.epoch:
             session.pending, session.given = None, False
+        return Known(held.key, held.epoch)
 
     def silence(self, silent: Silent, now: float) -> None:
         """An owner hears nothing of a store: it is given up, and others are granted."""

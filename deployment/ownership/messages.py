@@ -338,8 +338,16 @@ class Drain:
     to: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Known:
+    """The directory has taken in that the session's set is named under `epoch`: it begins it with nobody else."""
+
+    key: SessionKey
+    epoch: Epoch
+
+
 FromOwner = Held | Silent | Found | Joined
-FromDirectory = Grant | Taken | Wait | Lost | Join | CopiesLost
+FromDirectory = Grant | Taken | Wait | Lost | Join | CopiesLost | Known
 
 # ------------------------------------------------------------------------------------------------ owner to owner
 

@@ -31,6 +31,7 @@ from deployment.ownership.messages import (
     Held,
     Join,
     Kept,
+    Known,
     Look,
     Moved,
     NoRoom,
@@ -150,6 +151,14 @@ class Owner:
         self._joining = self._offered = None
         self._takeover = Takeover(grant, self.replica, self._is_mine)
         return self._takeover.begin(now)
+
+    def known(self, known: Known, now: float) -> list[Send]:
+        """The directory has taken in what this machine said that it holds."""
+        takeover = self._takeover
+        if self.state is not State.TAKING or takeover is None or known.epoch != self.epoch:
+            return []
+        takeover.known()
+        return self._open(takeover, now) if takeover.phase is Phase.DONE else []
 
     def received(self, answer: FromStore, now: float) -> list[Send]:
         """A store's answer. One to what was asked under an earlier epoch says nothing any more."""
