@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
+from state.fair_share import first_to_go
 from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
@@ -434,6 +435,7 @@ class SessionKeeper:
         exported = await self._service.call(command)
         assert isinstance(exported, Exported)
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
+        session.copied = len(exported.document)
         return np.frombuffer(exported.document, np.uint8), exported.frontiers
 
     def _no_room(self, message: NoRoom) -> None:
@@ -441,16 +443,35 @@ class SessionKeeper:
         self._spawn(self._make_room(message.key))
 
     async def _make_room(self, asking: SessionKey) -> None:
-        """The longest idle session, or the one whose image is too large, is kept by its ledger alone."""
-        idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
-        chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
-        if chosen is not None and chosen.key in self._owned:
+        """The longest idle session, or the one whose image is too large, is kept by its ledger alone: one of a tenant
+        that holds more than its share here, if one of those rests."""
+        used: Counter[str] = Counter()
+        for session in self._sessions.values():
+            used[session.key.tenant] += session.copied
+        first = first_to_go(used)
+
+        def rank(session: Session) -> tuple[bool, bool, int]:
+            return session.key.tenant not in first, session.key != asking, session.order
+
+        await self._lighten(min(self._resting(), key=rank, default=None))
+
+    def make_room_of(self, tenant: str) -> None:
+        """The longest idle session of a tenant is kept by its ledger alone, soon."""
+        own = [session for session in self._resting() if session.key.tenant == tenant]
+        self._spawn(self._lighten(min(own, key=lambda session: session.order, default=None)))
+
+    def _resting(self) -> list[Session]:
+        """Sessions whose copies have images, and in which no turn runs."""
+        return [session for session in self._sessions.values() if session.free and session.checkpoints]
+
+    async def _lighten(self, session: Session | None) -> None:
+        if session is not None and session.key in self._owned:
             try:
-                sequence = chosen.order = self._owned.end(chosen.key).sequence
-                document, frontiers = await self._export(chosen, checkpoints=False)
-                self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+                sequence = session.order = self._owned.end(session.key).sequence
+                document, frontiers = await self._export(session, checkpoints=False)
+                self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
             except (NotOwned, StateError, EngineError) as error:
-                log.info("session %s keeps its image: %s", chosen.key, error)
+                log.info("session %s keeps its image: %s", session.key, error)
 
     # -------------------------------------------------------------------------------------------- giving, losing
 
