@@ -15,6 +15,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployment.anthropic_messages.api import MessagesApi
+from deployment.api_keys import KeyFile, any_key
+from deployment.authentication import Authentication
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
@@ -61,23 +63,28 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
 
 
+# The object whose methods the routes are, as FastAPI's routes of Serve find it.
+api.add_middleware(Authentication, tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of)
+
+
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
 @serve.ingress(api)
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        cluster = Cluster(context.app_name, args.durable)
+        cluster = Cluster(context.app_name, args.durable, args.durable_key_env)
         me = context.replica_id.unique_id
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
+        self.tenant_of = any_key if args.api_keys is None else KeyFile(args.api_keys)
         self._model = model = args.model_id
         self._replicas = replicas
         self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits)
         self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
-        self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
+        self._sessions = SessionApi(replicas, cluster, min(args.host_store_bytes, args.import_bytes))
         self._responses = ResponsesApi(self._turns, self._tokens, self._sessions, replicas, model)
 
     # ------------------------------------------------------------------------------------------------ turns

@@ -18,6 +18,7 @@ from ray import serve
 from deployment.app import build
 from deployment.cluster.names import remove
 from deployment.settings import AppArgs
+from deployment.tls import Tls
 
 APP = "dflash"
 """The Serve application's name, unless told otherwise. The detached actors' names begin with it."""
@@ -49,7 +50,14 @@ def why_not(host: str, port: int) -> str | None:
 
 @contextlib.contextmanager
 def running(
-    args: AppArgs, *, host: str, port: int, app: str = APP, address: str | None = None, quiet: bool = False
+    args: AppArgs,
+    *,
+    host: str,
+    port: int,
+    app: str = APP,
+    address: str | None = None,
+    quiet: bool = False,
+    tls: Tls | None = None,
 ) -> Iterator[str]:
     """The application, up and healthy, at the URL that this yields; taken down afterwards.
 
@@ -70,7 +78,7 @@ def running(
             stack.enter_context(contextlib.redirect_stdout(sink))
         stack.callback(_disconnect, app, address)
         _connect(address, log_to_driver=not quiet)
-        yield _deploy(args, app, host, port)
+        yield _deploy(args, app, host, port, tls)
 
 
 def until_interrupted() -> None:
@@ -153,13 +161,15 @@ def _check_address(address: str | None) -> None:
         raise LaunchError(f"no Ray cluster answers at {address!r}: {error}") from None
 
 
-def _deploy(args: AppArgs, app: str, host: str, port: int) -> str:
+def _deploy(args: AppArgs, app: str, host: str, port: int, tls: Tls | None) -> str:
+    options = {"host": host, "port": port, **(tls.http_options if tls is not None else {})}
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        serve.start(proxy_location="HeadOnly", http_options=options)
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 def _cause(app: str) -> str:

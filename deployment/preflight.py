@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from deployment.api_keys import read_keys
+from deployment.durable_place import check_keys
 from deployment.engine.loading import load_models
 from deployment.settings import AppArgs
 from model.errors import ModelError
 
 
-def check_directories(args: AppArgs) -> None:
-    """Checks all that loading would check, without reading weights. Raises ModelError."""
+def check_files(args: AppArgs) -> None:
+    """Checks all that starting would check, without reading weights. Raises ValueError."""
+    if args.api_keys is not None:
+        read_keys(args.api_keys)
+    if args.durable_key_env is not None:
+        check_keys(args.durable_key_env)
     for name, directory in (("model", args.model), ("draft", args.draft)):
         if directory is not None and not directory.is_dir():
             raise ModelError(f"{name}: {directory} is not a directory")

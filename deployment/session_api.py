@@ -41,7 +41,7 @@ DOCUMENT_TYPE = "application/vnd.dflash.session"
 
 class SessionApi:
     def __init__(self, replicas: Replicas, cluster: Cluster, document_limit: int) -> None:
-        """`document_limit`: bytes; what a host store could not hold could not outlive its replica either."""
+        """`document_limit`: bytes of a document that is imported."""
         self._replicas = replicas
         self._cluster = cluster
         self._document_limit = document_limit

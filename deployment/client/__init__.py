@@ -11,6 +11,7 @@ from deployment.client.errors import (
     Overloaded,
     Refusal,
     ServerFault,
+    Unauthorized,
     Unavailable,
     UnexpectedAnswer,
     Unreachable,
@@ -32,5 +33,5 @@ from deployment.client.synchronous import Client
 __all__ = [
     "Answer", "AnswerEvent", "AsyncClient", "Began", "Choice", "Client", "ClientError", "Conflict", "Contradiction",
     "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume", "Resumed",
-    "ServerFault", "Text", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
+    "ServerFault", "Text", "Unauthorized", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
+from deployment.durable_place import open_place
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -37,9 +38,9 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, Order, SessionKey
-from deployment.stores import open_store
 from state.durable import DurableTier
 from state.errors import StateError
+from state.sweep import Swept
 
 WATCH_SECONDS = 0.5
 """How often nodes and silent replicas are looked after."""
@@ -79,10 +80,12 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None = None) -> None:
-        """`durable`: the place of the durable tier, whose ids are known from its first scan on."""
+    def __init__(self, app: str, durable: str | None = None, key_env: str | None = None) -> None:
+        """`durable`: the place of the durable tier, whose ids are known from its first scan on; `key_env`: see
+        `open_place`."""
         self._app = app
         self._durable = durable
+        self._key_env = key_env
         self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
         self._replicas: dict[str, Replica] = {}
         self._fleet = Fleet()
@@ -197,7 +200,7 @@ class DirectoryActor:
         ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
         while ids is None:
             try:
-                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable), self._key_env)
             except StateError as error:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
@@ -205,7 +208,7 @@ class DirectoryActor:
         while self._durable is not None:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                swept = await asyncio.to_thread(_sweep, self._durable, self._key_env)
                 log.info("the durable tier was swept: %s", swept)
             except StateError as error:
                 log.warning("the durable tier could not be swept: %s", error)
@@ -264,10 +267,14 @@ class DirectoryActor:
             pass
 
 
-def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
-    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+def _durable_sessions(place: str, key_env: str | None) -> list[tuple[SessionKey, Order]]:
+    return [(publication.key, publication.order) for publication in _tier(place, key_env).sessions()]
 
 
-def _tier(place: str) -> DurableTier:
+def _sweep(place: str, key_env: str | None) -> Swept:
+    return _tier(place, key_env).sweep()
+
+
+def _tier(place: str, key_env: str | None) -> DurableTier:
     """For reading names and sweeping: nothing is published with it."""
-    return DurableTier(open_store(place), 0, lambda document: None)
+    return DurableTier(open_place(place, key_env), 0, lambda document: None)

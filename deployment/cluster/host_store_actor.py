@@ -56,6 +56,9 @@ class HostStoreActor:
     async def index(self) -> tuple[Any, ...]:
         return self._store.index()
 
+    async def used_by(self, tenant: str) -> int:
+        return self._arena.used_by(tenant)
+
     async def find_turn(self, tenant: str, idempotency_key: str) -> KnownTurn | None:
         return self._store.find_turn(tenant, idempotency_key, time.time())
 

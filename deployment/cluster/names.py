@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
-PROTOCOL = 4
+PROTOCOL = 5
 NAMESPACE = "dflash-serve"
 END_SECONDS = 5.0
 

@@ -15,6 +15,7 @@ import pytest
 
 from deployment.local import running
 from deployment.settings import AppArgs
+from deployment.tls import Tls
 
 FACT = {"role": "user", "content": "My locker code is 4172."}
 QUESTION = {"role": "user", "content": "What is my locker code?"}
@@ -23,7 +24,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 
 
 @contextlib.contextmanager
-def two_replicas(args: AppArgs) -> Iterator[str]:
+def two_replicas(args: AppArgs, tls: Tls | None = None) -> Iterator[str]:
     """The application on a Ray of its own, at the URL that this yields."""
     with pytest.MonkeyPatch.context() as patch:
         # Replicas run what they run in production, not Triton's interpreter, and leave no token in the home directory.
@@ -34,7 +35,7 @@ def two_replicas(args: AppArgs) -> Iterator[str]:
             port = probe.getsockname()[1]
         mask = os.umask(0o077)
         try:
-            with running(args, host="127.0.0.1", port=port, quiet=True) as url:
+            with running(args, host="127.0.0.1", port=port, quiet=True, tls=tls) as url:
                 yield url
         finally:
             os.umask(mask)
