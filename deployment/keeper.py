@@ -114,6 +114,12 @@ class SessionKeeper:
         """A session that this replica may commit to, as far as it knows."""
         return self._sessions.get(key) if key in self._owned else None
 
+    def _keep(self, session: Session) -> Session:
+        """One whose owner this replica has become. How it is kept is known now, and must be after it was lost, too."""
+        session.alone = self._owned.alone(session.key)
+        self._sessions[session.key] = session
+        return session
+
     # -------------------------------------------------------------------------------------------- getting
 
     async def acquire(
@@ -124,12 +130,14 @@ class SessionKeeper:
         must_exist: bool,
         anew: bool = False,
         accept_durable: bool = False,
+        alone: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
-        that counts, it begins again; `accept_durable`: an older state will do. The Hit says where the state came from:
-        `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
+        that counts, it begins again; `accept_durable`: an older state will do; `alone`: a new one is kept by one store
+        and by nothing else. The Hit says where the state came from: `device` if it was here. Raises `OwnedElsewhere`;
+        RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
@@ -142,7 +150,7 @@ class SessionKeeper:
             if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
             try:
-                opened = await self._taken(key, anew=False)
+                opened = await self._taken(key, anew=False, alone=alone)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
             if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
@@ -173,7 +181,7 @@ class SessionKeeper:
             while not self._is_loaded(opened):
                 opened = await self._taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
-            self._sessions[key] = session
+            self._keep(session)
             await self.settle_again(session)
             await self._durable.taken(key)
         return session, hit
@@ -199,8 +207,8 @@ class SessionKeeper:
         """A new session here with a past of that one's, and time to give it state: all copies hold it when this is
         over, and nobody gets it before. RequestError: 409 if the name is taken, 503."""
         async with self._getting.of(key):
-            opened = await self._taken_new(key)
-            session = self._sessions[key] = Session.of_record(key, opened.epoch, past)
+            opened = await self._taken_new(key, like.alone)
+            session = self._keep(Session.of_record(key, opened.epoch, past))
             session.foreign, session.created = like.foreign, like.created
             session.moving = True  # who leaves does not take along what is half made
             try:
@@ -211,11 +219,11 @@ class SessionKeeper:
                 raise
             session.moving = False
 
-    async def create_empty(self, key: SessionKey) -> Session:
+    async def create_empty(self, key: SessionKey, alone: bool = False) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
         async with self._getting.of(key):
-            opened = await self._taken_new(key)
-            session = self._sessions[key] = Session(key, opened.epoch, created=True)
+            opened = await self._taken_new(key, alone)
+            session = self._keep(Session(key, opened.epoch, created=True))
             try:
                 await self.write(key, [HeadMoved(NOTHING, None, 0)])
             except BaseException:
@@ -231,11 +239,11 @@ class SessionKeeper:
         """
         async with self._getting.of(key):
             opened = await self._taken_new(key)
-            session = self._sessions[key] = Session(key, opened.epoch)
+            session = self._keep(Session(key, opened.epoch))
             session.moving = True  # no turn begins in what is not there yet
             try:
                 record = await self._rebuilder.exactly(key, document)
-                session = self._sessions[key] = Session.of_record(key, session.epoch, record)
+                session = self._keep(Session.of_record(key, session.epoch, record))
                 session.created = True
                 await self.settle(session)
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
@@ -257,7 +265,7 @@ class SessionKeeper:
     async def recorded(self, session: Session) -> None:
         """Something was added to the session's record between two turns: all copies have it when this returns."""
         await self.settle_again(session)
-        await self._durable.turn_ended(session)
+        await self._make_durable(session)
 
     async def _settle(self, session: Session, turn: str | None) -> None:
         still = session.moving
@@ -272,20 +280,20 @@ class SessionKeeper:
         finally:
             session.moving = still
 
-    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
+    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None, *, alone: bool = False) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew, holds=holds)
+            return await self._owned.take(key, anew=anew, holds=holds, alone=alone)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
-    async def _taken_new(self, key: SessionKey) -> Opened:
+    async def _taken_new(self, key: SessionKey, alone: bool = False) -> Opened:
         """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
         if self.held(key) is not None:
             raise session_exists(key.session)
         try:
-            opened = await self._taken(key, anew=False)
+            opened = await self._taken(key, anew=False, alone=alone)
         except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
         if exists(opened):
@@ -321,7 +329,7 @@ class SessionKeeper:
             raise
         session = rebuilt.session
         session.came = rebuilt.hit
-        self._sessions[opened.key] = session
+        self._keep(session)
         if rebuilt.newest is not None and self._resume is not None:
             self._resume(session, rebuilt.newest)
         if rebuilt.arrival is not None:
@@ -409,12 +417,17 @@ class SessionKeeper:
                 log.info("no image of session %s: %s", key, error)
 
     def turn_began(self, session: Session) -> None:
-        self._durable.turn_began(session.key)
+        if not session.alone:
+            self._durable.turn_began(session.key)
 
     async def turn_ended(self, session: Session) -> None:
         """What the session is now goes to its copies, and becomes durable."""
         await self.copy(session)
-        await self._durable.turn_ended(session)
+        await self._make_durable(session)
+
+    async def _make_durable(self, session: Session) -> None:
+        if not session.alone:
+            await self._durable.turn_ended(session)
 
     async def _publish_idle(self) -> None:
         while True:
@@ -561,7 +574,8 @@ class SessionKeeper:
                     self._note_deleted(session.key, epoch)
                     await self._bury(session.key, at)
                     await self.forget(session)
-                    await self._durable.delete(session.key, epoch)
+                    if not session.alone:  # a tombstone would say there that it was
+                        await self._durable.delete(session.key, epoch)
             except StateError as error:
                 why = f"the durable tier did not take its end: {error}"
                 raise session_unavailable(session.key.session, why) from None
@@ -621,9 +635,9 @@ class SessionKeeper:
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self._taken(key, anew=False, holds=holds)
+                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 while not self._is_loaded(opened):
-                    opened = await self._taken(key, anew=False, holds=holds)
+                    opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0
                 self._sessions[key] = session
                 await self.settle_again(session)

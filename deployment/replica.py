@@ -356,13 +356,13 @@ class EngineReplica:
         session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
-    async def create_session(self, route: Route, key: SessionKey) -> Adopted | NotHere | Refused:
-        """A new session without a past, which lives here."""
-        return await self._asked(self._create(key))
+    async def create_session(self, route: Route, key: SessionKey, alone: bool = False) -> Adopted | NotHere | Refused:
+        """A new session without a past, which lives here; `alone`: in this node's memory, and nowhere else."""
+        return await self._asked(self._create(key, alone))
 
-    async def _create(self, key: SessionKey) -> Adopted:
+    async def _create(self, key: SessionKey, alone: bool) -> Adopted:
         await self._state_limit.check(key.tenant)
-        session = await self._keeper.create_empty(key)
+        session = await self._keeper.create_empty(key, alone)
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:

@@ -219,6 +219,7 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         idempotency_key=asking.idempotency_key,
         repeated=asking.repeated,
         hint=asking.hint,
+        store=body.store,
         priority=body.priority,
         queue_seconds=body.queue_seconds,
         temperature=body.temperature,

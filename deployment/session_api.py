@@ -20,7 +20,7 @@ from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import body_of, document_of, session_name, tenant_of, visible_name
-from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, SessionBody, parse
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody, parse
 from deployment.server_objects import (
     adopted_object,
     checkpoint_object,
@@ -54,8 +54,9 @@ class SessionApi:
         return placement
 
     async def create(self, request: Request) -> Any:
-        key = _key_of(request, parse(SessionBody, await document_of(request, empty=True)))
-        answer = await self._adopted("create_session", Route(str(key)), key)
+        body = parse(NewSessionBody, await document_of(request, empty=True))
+        key = _key_of(request, body)
+        answer = await self._adopted("create_session", Route(str(key)), key, not body.store)
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:

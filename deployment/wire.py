@@ -61,6 +61,7 @@ class TurnRequest:
     `continues`: the last message is the assistant's, and the answer goes on with it. `echo`: the prompt is told too,
     with log-probabilities if `logprobs` asks for those.
     `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest.
+    `store`: False, of a session that is in the memory of one node and nowhere else; True, of one that is not.
     """
 
     turn: str
@@ -107,6 +108,7 @@ class TurnRequest:
     echo: bool = False
     note: str = ""
     follows: str | None = None
+    store: bool | None = None
 
     @property
     def outlives_its_reader(self) -> bool:

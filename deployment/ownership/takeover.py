@@ -157,7 +157,7 @@ class Takeover:
     def _name(self, now: float) -> list[Send]:
         self.phase = Phase.NAMING
         grant = self.grant
-        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica)
+        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica, grant.alone)
         return [self._links.ask(member, name, now) for member in self._stores]
 
     def _was_named(self, receipt: Receipt) -> list[Send]:
