@@ -1,6 +1,6 @@
 """For how long does a client wait while its turn moves to another replica?
 
-    python -m bench.moves [--output FILE] [--moves N]
+    python -m bench.moves [--output FILE] [--moves N] [--timeline FILE]
 
 demo     two replicas of one Ray, over HTTP
 27B      an image of 187 MiB and 1,000 tokens of K/V with random contents, from `Departure` to `Arrivals` and back to
@@ -9,7 +9,8 @@ demo     two replicas of one Ray, over HTTP
 An answer of the demo model with DFlash2 is streamed while its session moves back and forth; then the same with nobody
 who moves it. A pause is the longest gap between two chunks from a move's request to a moment after its answer, less the
 median gap of the chunks outside. `stands` is for how long the source's turn stood, as the source says; bytes ahead went
-while it decoded. The undisturbed answer must be the same.
+while it decoded. The undisturbed answer must be the same. With `--timeline` one such answer alone, and when each of its
+chunks came, for `bench/pictures.py`.
 """
 
 from __future__ import annotations
@@ -125,6 +126,25 @@ def usual_gap(stream: Stream, moves: list[Move]) -> float:
     return statistics.median(outside)
 
 
+def timeline_of_the_demo(url: str) -> dict[str, Any]:
+    """When the texts of an answer came that moved, and when the moves were asked for and answered. Seconds from its
+    first text. The first turn of its server does not count."""
+    moved_turn(url, 0, 0)
+    stream, moves = moved_turn(url, 1, MOVES_A_TURN)
+    begin = stream.times[0]
+    return {
+        "chunks": [round(at - begin, 4) for at in stream.times],
+        "moves": [
+            {
+                "asked": round(move.began - begin, 4),
+                "answered": round(move.ended - begin, 4),
+                "stands": round(move.answer["pause_seconds"], 4),
+            }
+            for move in moves
+        ],
+    }
+
+
 def moves_of_the_demo(url: str, wanted: int) -> dict[str, Any]:
     pauses: list[float] = []
     stands: list[float] = []
@@ -237,11 +257,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--timeline", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    if args.timeline:
+        load = f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores before"
+        with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+            timeline = timeline_of_the_demo(url)
+        facts = {"machine": platform.machine(), "torch": torch.__version__, "load": load}
+        args.timeline.write_text(json.dumps({**facts, **timeline}) + "\n")
+        return
     rows: list[dict[str, Any]] = []
 
     def measured_one(row: dict[str, Any]) -> None:
@@ -254,7 +282,7 @@ def main() -> None:
 
     for hashed in (True, False):
         measured_one(asyncio.run(moves_of_27b(hashed)))
-    with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+    with running(AppArgs(durable=None), host="127.0.0.1", port=port, quiet=True) as url:
         measured_one(moves_of_the_demo(url, args.moves))
 
 

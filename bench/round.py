@@ -1,38 +1,43 @@
-"""A 27B target with its DFlash2 drafter on a card, random weights: prefill, decoding, and the decode round in parts.
+"""Targets of the official geometries with their drafters on a card, random weights: prefill, decoding, and the decode
+round in parts.
 
-    python -m bench.round [--only lanes ready prefill plain rounds peer] [--output bench/results/round.h200.json]
+    python -m bench.round [--model 27B 35B-A3B] [--only lanes ready prefill plain rounds stalls peer]
+                          [--output bench/results/round.h200.json]
 
 Beside them what the card does in the same run: a pure read, BF16 products, and transformers with
 flash-linear-attention at the same geometry. `lanes`: bytes of a lane's recurrent state beside K + 1 copies of it.
-`ready`: loading weights from files that are in memory.
+`ready`: an engine from the start of its process to its first token. `stalls`: lanes that decode while a long prompt
+arrives.
+
+A results file that is there already keeps the rows of other models and other parts, if it is of the same card and
+versions; `runs` says which command measured what, and what the card did in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.gpu import card, read_tbps, write_tables
-from bench.proposal_models import DFLASH2_27B
-from bench.round_models import DTYPE, TARGET_27B, random_models
+from bench.round_models import DTYPE, MODELS, random_models
+from bench.round_parts import rounds
 from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
+from bench.round_stalls import slice_rows, stall_rows
 from bench.target_kernels import commit
 from kernels.gated_delta_net import Records
 from model.config import TargetConfig
-from model.drafter import Drafter
-from model.target import Target
 
-MODEL = "27B"
-PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "peer")
+PARTS = ("lanes", "ready", "prefill", "plain", "rounds", "stalls", "peer")
+DECODING = {"prefill", "plain", "rounds", "stalls"}
+"""Parts that need the models."""
 Table = list[dict[str, Any]]
 
 
@@ -52,35 +57,56 @@ def lane_rows(model: str, config: TargetConfig) -> Table:
     ]
 
 
-def round_rows(model: str, target: Target, drafter: Drafter, tbps: float) -> Table:
-    """The decode round, from `bench/round_parts.py`, if it is there."""
-    if find_spec("bench.round_parts") is None:
-        return []
-    return import_module("bench.round_parts").rounds(model, target, drafter, tbps)
-
-
-def measured(parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
-    """The tables of the results file, in the order in which memory is needed: ours, then theirs."""
+def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
+    """Rows of one model and their table in the results file, as they come; in the order in which memory is needed:
+    ours, then theirs."""
+    pair = MODELS[model]
     if "lanes" in parts:
-        yield "bytes_per_lane", lane_rows(MODEL, TARGET_27B)
+        yield "bytes_per_lane", lane_rows(model, pair.target)
     if "ready" in parts:
-        yield "ready", ready_rows(MODEL, TARGET_27B)
-    if {"prefill", "plain", "rounds"} & set(parts):
-        target, drafter = random_models(TARGET_27B, DFLASH2_27B)
+        yield "ready", ready_rows(model, pair.target, pair.draft)
+    if DECODING & set(parts):
+        target, drafter = random_models(pair.target, pair.draft)
         if "prefill" in parts:
-            yield "prefill", prefill_rows(MODEL, target, drafter)
+            yield "prefill", prefill_rows(model, target, drafter)
         if "plain" in parts:
-            yield "plain", plain_rows(MODEL, target)
+            yield "plain", plain_rows(model, target)
         if "rounds" in parts:
-            yield "rounds", round_rows(MODEL, target, drafter, tbps)
+            for drafts in pair.drafts:
+                for row in rounds(model, target, drafter, drafts, tbps):
+                    yield "rounds", [row]
+        if "stalls" in parts:
+            yield "slices", slice_rows(model, target, drafter)
+            yield "stalls", stall_rows(model, target, drafter)
         del target, drafter
         torch.cuda.empty_cache()
     if "peer" in parts:
-        yield "peer", peer_rows(MODEL, TARGET_27B)
+        yield "peer", peer_rows(model, pair.target)
+
+
+# ------------------------------------------------------------------------------------------------ the results file
+
+
+def earlier(path: Path | None, facts: dict[str, Any]) -> dict[str, Any]:
+    """What a results file holds that is to be continued: nothing, if it is not there. Raises ValueError for one of
+    another card or other versions, whose rows must not stand beside these."""
+    if path is None or not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    for name in card():
+        if found.get(name) != facts[name]:
+            raise ValueError(f"{path}: {name} is {found.get(name)}, must be {facts[name]} to be continued")
+    return found
+
+
+def replaced(rows: Table, model: str) -> Table:
+    """Those of other models. What a run says of a model anew, its `model` or the first word of it tells."""
+    return [row for row in rows if row["model"].split(",")[0] != model]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", default=commit(), help="of the code, where it is not run from its repository")
@@ -97,12 +123,21 @@ def main() -> None:
         "bf16_tflops_lasting": round(lasting, 1),
     }
     print(facts, flush=True)
-    tables: dict[str, Table] = {}
+    kept = earlier(args.output, facts)
+    tables: dict[str, Table] = {name: value for name, value in kept.items() if isinstance(value, list)}
+    run = {name: value for name, value in facts.items() if name not in card()}
+    first = {name: value for name, value in kept.items() if not isinstance(value, list)} or facts
     with torch.no_grad():
-        for name, rows in measured(args.only, tbps):
-            tables[name] = rows
-            if args.output:
-                write_tables(args.output, facts, tables)
+        for model in args.model:
+            fresh: set[str] = set()
+            for name, rows in measured(model, args.only, tbps):
+                before = tables.get(name, [])
+                tables[name] = (before if name in fresh else replaced(before, model)) + rows
+                fresh.add(name)
+                one = {"model": model, **run}
+                tables["runs"] = [row for row in tables.get("runs", []) if row != one] + [one]
+                if args.output:
+                    write_tables(args.output, first, tables)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What does the host add to a round that the engine's process runs for many streams of an asyncio loop?
 
-    python -m bench.round_host [--device cuda] [--lanes 64] [--output FILE]
+    python -m bench.round_host [--device cuda] [--lanes 1 8 64] [--model DIR --draft DIR] [--output FILE]
 
-The demo model's rounds are short, so that a slow host shows. The same turns run twice: in this process, where events
+The demo model's rounds are short, so that all of the host shows; of a model whose rounds are long only that part does
+which cannot be done while the device works. The same turns run twice: in this process, where events
 around the segments say how long a round keeps the device busy (`device_ms`; on a CPU the segments' own time), and in
 the engine's own process, read as a replica reads it: every turn is an event iterator of one asyncio loop. `round_ms` is
 the time from round to round that a stream sees there while all lanes decode; `host_ms` is the difference.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -52,11 +55,16 @@ def device_ms(options: EngineOptions) -> float:
     for _ in range(STEADY.start):
         engine.step()
     watched = Watched(executor._runs, engine.models.device)
-    executor._runs = executor._target_runs = watched
+    executor._runs = watched
     for _ in range(STEADY.stop - STEADY.start):
         engine.step()
     assert len(engine._lanes) == options.lanes, "turns ended while rounds were timed"
-    return sum(median(times) for times in watched.milliseconds().values())
+    busy = sum(median(times) for times in watched.milliseconds().values())
+    del engine, executor
+    gc.collect()
+    if options.device == "cuda":
+        torch.cuda.empty_cache()  # the next engine is another process
+    return busy
 
 
 async def round_ms(options: EngineOptions) -> float:
@@ -78,33 +86,39 @@ async def stream(service: EngineService, submit: Submit) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--lanes", type=int, default=64)
+    parser.add_argument("--lanes", type=int, nargs="+", default=[64])
+    parser.add_argument("--model", type=Path, default=DEMO / "target")
+    parser.add_argument("--draft", type=Path, default=DEMO / "dflash2", help="a DFlash2 drafter")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     on_card = args.device == "cuda"
     options = EngineOptions(
-        DEMO / "target",
-        DEMO / "dflash2",
+        args.model,
+        args.draft,
         "dflash2",
         device=args.device,
         dtype="bfloat16" if on_card else "float32",
-        lanes=args.lanes,
         context=1024,
         images=0,
         own_process=True,
     )
+    rows = [measured(replace(options, lanes=lanes)) for lanes in args.lanes]
+    if args.output:
+        card = torch.cuda.get_device_name() if on_card else "cpu"
+        facts = {"card": card, "torch": torch.__version__, "model": args.model.name, "backend": "dflash2", "K": 7}
+        args.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+def measured(options: EngineOptions) -> dict[str, float]:
     busy, seen = device_ms(options), asyncio.run(round_ms(options))
     row = {
-        "lanes": args.lanes,
+        "lanes": options.lanes,
         "round_ms": round(seen, 3),
         "device_ms": round(busy, 3),
         "host_ms": round(seen - busy, 3),
     }
     print(row, flush=True)
-    if args.output:
-        card = torch.cuda.get_device_name() if on_card else "cpu"
-        facts = {"card": card, "torch": torch.__version__, "model": "demo", "backend": "dflash2", "K": 7}
-        args.output.write_text(json.dumps({**facts, "rows": [row]}, indent=1) + "\n")
+    return row
 
 
 if __name__ == "__main__":

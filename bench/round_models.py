@@ -1,16 +1,17 @@
-"""A target of 27B's geometry and its DFlash2 drafter with random weights, made where they lie, and lanes for them."""
+"""Targets of the official geometries and their drafters with random weights, made where they lie, and their lanes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from bench.proposal_models import DFLASH2_27B, PUBLIC, VOCABULARY
+from bench.proposal_models import DFLASH2_27B, DFLASH_35B, PUBLIC, VOCABULARY
 from kernels.linear import Linear
-from model.config import DraftConfig, RotaryConfig, TargetConfig
+from model.config import DraftConfig, MoeConfig, RotaryConfig, TargetConfig
 from model.drafter import DraftContext, Drafter, DraftRows
 from model.heads import ProposalHead
+from model.mlp import MoeMlp
 from model.target import Columns, Target, TargetState
 from state.geometry import PAGE_TOKENS, pages_for
 
@@ -40,6 +41,29 @@ TARGET_27B = TargetConfig(
     tie_embeddings=False,
     eos_ids=(),
 )
+TARGET_35B = replace(
+    TARGET_27B,
+    hidden_size=2048,
+    intermediate_size=0,
+    num_layers=40,
+    layer_types=TARGET_27B.layer_types[:40],
+    num_heads=16,
+    num_kv_heads=2,
+    gdn_value_heads=32,
+    moe=MoeConfig(num_experts=256, experts_per_token=8, intermediate_size=512, shared_intermediate_size=512),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its drafter, and the K whose rounds are timed."""
+
+    target: TargetConfig
+    draft: DraftConfig
+    drafts: tuple[int, ...]
+
+
+MODELS = {"27B": Pair(TARGET_27B, DFLASH2_27B, (7,)), "35B-A3B": Pair(TARGET_35B, DFLASH_35B, (7, 15))}
 
 
 class RandomWeights:
@@ -55,7 +79,7 @@ class RandomWeights:
         destination.normal_(mean=1.0 if name.endswith(GAIN) else 0.0, std=STD)
 
 
-def random_models(target_config: TargetConfig = TARGET_27B, draft_config: DraftConfig = DFLASH2_27B):
+def random_models(target_config: TargetConfig, draft_config: DraftConfig):
     """(target, drafter) of these geometries; a tiny vocabulary has no rows that are not public."""
     source, public_rows = RandomWeights(), min(PUBLIC, target_config.vocab_size)
     target = Target.load(source, target_config, public_rows, torch.device(DEVICE), DTYPE)
@@ -63,10 +87,18 @@ def random_models(target_config: TargetConfig = TARGET_27B, draft_config: DraftC
     return target, Drafter.load(source, draft_config, causal, target.embedding, ProposalHead.full(target))
 
 
-def product_weights(target: Target) -> list[torch.Tensor]:
-    """All matrices that a column of a forward is multiplied with, the head not among them."""
-    parts = [part for block in target.blocks for part in (block.mixer, block.mlp)]
-    return [value.weight for part in parts for value in vars(part).values() if isinstance(value, Linear)]
+def product_weights(target: Target) -> list[tuple[torch.Tensor, int]]:
+    """All matrices that a column of a forward is multiplied with, and how many such products it has: one expert stands
+    for as many as are chosen. The head is not among them."""
+    found: list[tuple[torch.Tensor, int]] = []
+    for block in target.blocks:
+        parts = [block.mixer] if isinstance(block.mlp, MoeMlp) else [block.mixer, block.mlp]
+        found += [(value.weight, 1) for part in parts for value in vars(part).values() if isinstance(value, Linear)]
+        if isinstance(block.mlp, MoeMlp):
+            mlp, experts = block.mlp, block.mlp.experts
+            found += [(mlp.router, 1), (mlp.shared_gate, 1), (experts.shared_gate_up, 1), (experts.shared_down, 1)]
+            found += [(experts.gate_up[0], mlp.top_k), (experts.down[0], mlp.top_k)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -104,12 +136,19 @@ class Lanes:
         return Columns(token_ids, self.frontier if start is None else start, valid, self.page_table, self.slots)
 
 
-def draft_context(config: DraftConfig, batch: int) -> DraftContext:
-    """Empty rings of a drafter whose layers are all local."""
-    rings = (batch, len(config.sliding_layers), config.window or 0, config.num_kv_heads, config.head_dim)
-    keys = torch.zeros(rings, dtype=DTYPE, device=DEVICE)
-    return DraftContext(keys, torch.zeros(rings, dtype=torch.float16, device=DEVICE), None, None)
+def draft_context(config: DraftConfig, lanes: Lanes) -> DraftContext:
+    """Empty rings, and empty pages if a layer of the drafter has them."""
+    heads = config.num_kv_heads, config.head_dim
+
+    def planes(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = torch.zeros(*shape, *heads, dtype=DTYPE, device=DEVICE)
+        return keys, keys.to(torch.float16)
+
+    rings = planes(len(lanes.slots), len(config.sliding_layers), config.window or 0)
+    if not config.full_layers:
+        return DraftContext(*rings, None, None)
+    return DraftContext(*rings, *planes(lanes.page_table.numel(), len(config.full_layers), PAGE_TOKENS))
 
 
-def draft_rows(lanes: Lanes) -> DraftRows:
-    return DraftRows(lanes.slots, lanes.page_table[:, :0])
+def draft_rows(config: DraftConfig, lanes: Lanes) -> DraftRows:
+    return DraftRows(lanes.slots, lanes.page_table if config.full_layers else lanes.page_table[:, :0])

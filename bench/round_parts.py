@@ -5,8 +5,9 @@ commit keeps are forced: N of `KEPT` in turn, four on average, each lane at anot
 first to the last of its launches on the card, by events; `host` is what is left of a round: the time from verdict to
 verdict in which no segment runs. Medians of `ROUNDS` rounds.
 
-The floor: all weights that a round must read (the head twice, for proposals and for verification), every lane's K/V,
-rings and recurrent state once, over the bandwidth of a pure read in the same run.
+The floor: all weights that a round must read (the head twice, for proposals and for verification; of a mixture the
+experts that its layers chose, `bench/round_mixture.py`), every lane's K/V, rings and recurrent state once, over the
+bandwidth of a pure read in the same run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from statistics import median
 from types import SimpleNamespace
@@ -24,8 +25,9 @@ from typing import Any
 
 import torch
 
+from bench.round_mixture import Chosen, VariedDrafts, chosen_experts
 from deployment.engine.drafting import DraftTokens
-from deployment.engine.graphs import Runs
+from deployment.engine.graphs import Runs, eagerly
 from deployment.engine.lane import Lane
 from deployment.engine.loading import state_geometry
 from deployment.engine.messages import Sampling, Submit
@@ -41,46 +43,45 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (1024, 8192, 32768, 131072)
 KEPT = (1, 6, 3, 4, 7, 2, 4, 5)
 """N, mean 4."""
-ROUNDS, WARM = 20, 4
+ROUNDS, WARM, COUNTED = 20, 4, 2
 ROOM = (ROUNDS + WARM + 2) * max(KEPT)
 SPARE = 9 << 30
 """Bytes of the card that are left to activations, graphs and a round's buffers."""
 GREEDY, DRAWN = Sampling(), Sampling(temperature=0.7, top_k=20, top_p=0.95, seed=1)
 PROFILED = ((1, 1024), (8, 1024))
-PRODUCTS = re.compile(r"gemm|gemv|nvjet|cutlass|splitKreduce|_stream_kernel|_sum_kernel", re.IGNORECASE)
+OURS = r"_stream_kernel|_sum_kernel|gate_up_kernel|down_kernel"
+PRODUCTS = re.compile(rf"gemm|gemv|nvjet|cutlass|splitKreduce|{OURS}", re.IGNORECASE)
 
 
-def rounds(model: str, target: Target, drafter: Drafter, tbps: float) -> list[dict[str, Any]]:
+def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: float) -> Iterator[dict[str, Any]]:
     """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
-    ones. `tbps`: TB/s of a pure read."""
-    drafts = drafter.config.block_size - 1
+    ones. `drafts`: K. `tbps`: TB/s of a pure read."""
     geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
     memory = random_memory(geometry)
     models = bare_models(target, drafter, drafts, geometry)
     executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)), media_bytes=0)
-    begun = time.perf_counter()
-    executor.capture()
-    print(f"captured the rounds of up to {max(BATCHES)} lanes in {time.perf_counter() - begun:.1f} s", flush=True)
     cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
-    rows: list[dict[str, Any]] = []
     for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
         if batch * pages_for(context + ROOM) > memory.target.pages:
             continue
         lanes = open_lanes(memory, batch, context, sampling)
         row = {"model": model, "backend": drafter.config.kind, "K": drafts, "B": batch, "context": context}
         row |= {"temperature": sampling.temperature} | timed(executor, lanes)
-        row["floor_ms"] = round(floor_bytes(target, drafter, geometry, batch, context) / tbps / 1e9, 3)
+        chosen = None
+        if target.config.moe is not None:
+            chosen = experts_of(executor, lanes)
+            row["experts"] = round(chosen.experts, 1)
+        row["floor_ms"] = round(floor_bytes(target, drafter, geometry, batch, context, chosen) / tbps / 1e9, 3)
         if (batch, context) in PROFILED:
             row |= operators(executor, lanes)
-        rows.append(row)
         print(row, flush=True)
+        yield row
         for lane in lanes:
             memory.close(lane.memory)
     del executor, memory
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
-    return rows
 
 
 # ------------------------------------------------------------------------------------------------ what runs
@@ -108,10 +109,11 @@ def random_memory(geometry: StateGeometry) -> StateMemory:
     pages = max(BATCHES) * pages_for(CONTEXTS[-2] + ROOM)
     if DEVICE.type == "cuda":
         free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
-        pages = min(pages, free // geometry.target_page_bytes)
-    memory = StateMemory(geometry, pages, 1, max(BATCHES), DEVICE)
+        pages = min(pages, free // (geometry.target_page_bytes + geometry.draft_page_bytes))
+    memory = StateMemory(geometry, pages, pages, max(BATCHES), DEVICE)
     images = memory.images
-    for plane in (memory.target.keys, memory.target.values, images.conv, images.rings.keys, images.rings.values):
+    paged = [(pool.keys, pool.values) for pool in (memory.target, memory.draft) if pool is not None]
+    for plane in (*itertools.chain.from_iterable(paged), images.conv, images.rings.keys, images.rings.values):
         for part in plane:
             part.normal_()
     for part in images.gdn:
@@ -181,16 +183,16 @@ class Watched:
 
 
 def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
-    plain = executor._runs, executor._target_runs
+    plain = executor._runs
     for number in range(WARM):
         one_round(executor, lanes, number)
     watched = Watched(executor._runs, DEVICE)
-    executor._runs = executor._target_runs = watched
+    executor._runs = varied(executor, watched)
     times = [time.perf_counter()]
     for number in range(ROUNDS):
         one_round(executor, lanes, WARM + number)
         times.append(time.perf_counter())
-    executor._runs, executor._target_runs = plain
+    executor._runs = plain
     parts = watched.milliseconds()
     whole = [1e3 * (later - earlier) for earlier, later in itertools.pairwise(times)]
     # a round's time runs from verdict to verdict: the commit before it is in it, its own is not
@@ -199,6 +201,24 @@ def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
     host = median([a - b - c for a, b, c in zip(whole, busy, commits, strict=True)][1:])
     told = {name: round(median(times), 4) for name, times in parts.items()} | {"host": round(host, 4)}
     return {"round_ms": round(median(whole[1:]), 3), "parts": told}
+
+
+def varied(executor: Executor, runs: Runs) -> Runs:
+    """Of a mixture, with drafts that are not all alike."""
+    if executor._models.target.config.moe is None:
+        return runs
+    return VariedDrafts(runs, executor._buffers.proposed.device, executor._models.target.public_rows)
+
+
+def experts_of(executor: Executor, lanes: Sequence[Lane]) -> Chosen:
+    """What the layers of these lanes' rounds choose, of rounds that are launched one by one."""
+    plain, executor._runs = executor._runs, varied(executor, eagerly)
+    with chosen_experts() as chosen:
+        for number in range(COUNTED):
+            lanes_back(lanes)
+            one_round(executor, lanes, number)
+    executor._runs = plain
+    return chosen
 
 
 def lanes_back(lanes: Sequence[Lane]) -> None:
@@ -235,12 +255,22 @@ def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict
 # ------------------------------------------------------------------------------------------------ floor
 
 
-def floor_bytes(target: Target, drafter: Drafter, geometry: StateGeometry, batch: int, context: int) -> int:
+def floor_bytes(
+    target: Target,
+    drafter: Drafter,
+    geometry: StateGeometry,
+    batch: int,
+    context: int,
+    chosen: Chosen | None = None,
+) -> int:
+    """`chosen`: of a mixture."""
     weights = bytes_of(target.blocks) + bytes_of(target.head) + bytes_of(drafter.layers) + bytes_of(drafter.feature)
     weights += bytes_of(drafter.head.weight) + bytes_of(drafter._context_weight)
+    if chosen is not None:
+        weights -= chosen.unread_bytes(target)
     rings = geometry.ring_bytes * min(context, geometry.window) // max(geometry.window, 1)
-    lane = geometry.target_page_bytes * context // PAGE_TOKENS + geometry.gdn_bytes + geometry.conv_bytes + rings
-    return weights + batch * lane
+    pages = (geometry.target_page_bytes + geometry.draft_page_bytes) * context // PAGE_TOKENS
+    return weights + batch * (pages + geometry.gdn_bytes + geometry.conv_bytes + rings)
 
 
 def bytes_of(value: Any) -> int:

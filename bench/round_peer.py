@@ -1,4 +1,6 @@
-"""Plain decoding of transformers with flash-linear-attention at a target's geometry, for `bench/round.py`."""
+"""Prefill and plain decoding of transformers with flash-linear-attention at a target's geometry, for
+`bench/round.py`. Their kernels for prompts choose between two configurations each: all of them take minutes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from triton.runtime.autotuner import Autotuner
 
 from bench.gpu import elapsed_ms
 from bench.round_models import DEVICE, DTYPE
-from bench.round_prefill import PLAIN_BATCHES, PLAIN_CONTEXT
+from bench.round_prefill import PLAIN_BATCHES, PLAIN_CONTEXT, TOKENS
 from model.config import TargetConfig
 
 STEPS = 3
@@ -27,18 +29,23 @@ def peer_rows(model: str, config: TargetConfig) -> list[dict[str, Any]]:
         return [
             {"name": "transformers", "version": None, "model": model, "B": 1, "ms_per_token": None, "why": str(error)}
         ]
+    row = {**libraries(), "model": model}
+    if config.moe is not None:
+        row["experts"] = theirs.config._experts_implementation
     found: list[dict[str, Any]] = []
     with few_configurations():
         for batch in PLAIN_BATCHES:
             ms = decoding_ms(theirs, config, batch)
-            found.append({**libraries(), "model": model, "B": batch, "ms_per_token": round(ms, 3)})
+            found.append({**row, "B": batch, "ms_per_token": round(ms, 3)})
             print(found[-1], flush=True)
+        found.append({**row, "B": 1, "tokens": TOKENS, "prefill_ms": round(prefill_ms(theirs, config), 2)})
+        print(found[-1], flush=True)
     return found
 
 
 @contextmanager
 def few_configurations() -> Iterator[None]:
-    """Their kernels for prompts take minutes to choose among all configurations, and only fill the context here."""
+    """Their kernels for prompts take minutes to choose among all configurations."""
     prune = Autotuner.prune_configs
 
     def first_two(self: Autotuner, kwargs: dict[str, Any]) -> list[Any]:
@@ -62,7 +69,7 @@ def libraries() -> dict[str, str]:
 
 def random_theirs(config: TargetConfig) -> Any:
     """Their model of the same geometry; how large its random numbers are does not matter to its speed."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
     rotary = config.rotary
     rope = {
@@ -72,10 +79,18 @@ def random_theirs(config: TargetConfig) -> Any:
         "mrope_section": list(rotary.sections or ()),
         "mrope_interleaved": rotary.interleaved,
     }
-    theirs = Qwen3_5TextConfig(
+    moe = config.moe
+    mixed = moe and {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.experts_per_token,
+        "moe_intermediate_size": moe.intermediate_size,
+        "shared_expert_intermediate_size": moe.shared_intermediate_size,
+    }
+    kind: Any = Qwen3_5MoeTextConfig if moe else Qwen3_5TextConfig
+    theirs = kind(
+        **(mixed or {"intermediate_size": config.intermediate_size}),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_layers,
         layer_types=list(config.layer_types),
         num_attention_heads=config.num_heads,
@@ -95,7 +110,7 @@ def random_theirs(config: TargetConfig) -> Any:
     torch.set_default_dtype(DTYPE)
     try:
         with torch.device(DEVICE):
-            return Qwen3_5ForCausalLM(theirs).eval()
+            return (Qwen3_5MoeForCausalLM if moe else Qwen3_5ForCausalLM)(theirs).eval()
     finally:
         torch.set_default_dtype(before)
 
@@ -112,3 +127,9 @@ def decoding_ms(theirs: Any, config: TargetConfig, batch: int) -> float:
             token = theirs(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
     return elapsed_ms(steps, samples=3) / STEPS
+
+
+def prefill_ms(theirs: Any, config: TargetConfig) -> float:
+    """A prompt of one lane, as ours is: with its cache, and the scores of the last column."""
+    ids = torch.randint(0, config.vocab_size, (1, TOKENS), device=DEVICE)
+    return elapsed_ms(lambda: theirs(ids, use_cache=True, logits_to_keep=1), samples=3)

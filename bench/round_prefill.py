@@ -3,7 +3,8 @@
 prefill   a prompt of one lane in chunks, launched from the host: target with its taps, the drafter's context, and the
           scores of the last column. Operations are counted as 2 x (weights of the products) x T + 2 T^2 Hq D x (full
           attention layers): of the target's matrices and of causal attention, and of nothing else.
-products  the target's matrices alone, with as many rows as a chunk has: what prefill cannot go below
+products  the target's matrices alone, with as many rows as a chunk has: what prefill cannot go below. Of a mixture's
+          experts one stands for all that are chosen, with as many rows as those have together.
 plain     one token of each lane: verification of one column, scores, argmax, commit
 """
 
@@ -26,7 +27,7 @@ PLAIN_BATCHES, PLAIN_CONTEXT, PLAIN_ROOM = (1, 8), 1024, 2048
 
 def prefill_rows(model: str, target: Target, drafter: Drafter) -> list[dict[str, Any]]:
     lanes = Lanes.at(target.config, 1, 0, TOKENS)
-    context, rows = draft_context(drafter.config, 1), draft_rows(lanes)
+    context, rows = draft_context(drafter.config, lanes), draft_rows(drafter.config, lanes)
     token_ids = torch.randint(0, target.public_rows, (1, TOKENS), device=DEVICE)
 
     def prefill(chunk: int) -> None:
@@ -62,7 +63,7 @@ def prefill_rows(model: str, target: Target, drafter: Drafter) -> list[dict[str,
 def operations(target: Target, tokens: int) -> int:
     """Of a prompt's prefill."""
     config = target.config
-    weights = sum(weight.numel() for weight in product_weights(target))
+    weights = sum(weight.numel() * times for weight, times in product_weights(target))
     attention = 2 * tokens**2 * config.num_heads * config.head_dim * len(config.full_layers)
     return 2 * weights * tokens + attention
 
@@ -70,11 +71,14 @@ def operations(target: Target, tokens: int) -> int:
 def products_ms(target: Target, rows: int) -> float:
     """The products of a forward of so many columns, one after the other."""
     weights = product_weights(target)
-    inputs = {depth: torch.randn(rows, depth, dtype=DTYPE, device=DEVICE) for depth in {w.shape[1] for w in weights}}
+    inputs = {
+        (depth, times): torch.randn(rows * times, depth, dtype=DTYPE, device=DEVICE)
+        for depth, times in {(weight.shape[1], times) for weight, times in weights}
+    }
 
     def products() -> None:
-        for weight in weights:
-            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+        for weight, times in weights:
+            torch.nn.functional.linear(inputs[weight.shape[1], times], weight)
 
     return elapsed_ms(products, samples=3)
 

@@ -1,73 +1,75 @@
-"""How fast a target's weights come from files that are in memory, for `bench/round.py`: what fits, not all of 27B.
+"""From the start of an engine's process to its first token, with its weights in memory: for `bench/round.py`.
 
-A checkpoint of a few layers at the target's width is written and loaded as every other; the bytes of all layers over
-the speed are what the whole one takes.
+A checkpoint of the whole geometry is written to a file system that has room, in memory if there is one, and an engine
+is started on it twice, in processes of their own: Triton's cache is empty first, and full the second time. The
+tokenizer is the demo model's, so that text takes less than a real one's.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+from bench.proposal_models import PUBLIC
+from bench.round_checkpoint import bytes_of, shapes_of, write_models
+from bench.round_models import DEVICE
+from model.config import DraftConfig, TargetConfig
+from state.geometry import PAGE_TOKENS
 
-from bench.round_models import DEVICE, DTYPE, RandomWeights
-from model.config import TargetConfig
-from model.target import Target
-from model.weights import WeightFiles
-
-LAYERS, SHARDS, VOCABULARY = 4, 2, 32768
-SAMPLES = 3
-
-
-class NamesAndShapes(RandomWeights):
-    """Takes down what a model asks for."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, tuple[int, ...]] = {}
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        self.found[name] = shape
+LANES, POOL_TOKENS, IMAGES, PROMPT = 16, 131072, 16, 1024
+PLACES = ("/dev/shm", tempfile.gettempdir())
+LIMIT_SECONDS = 240
+CACHES = ("empty", "full")
 
 
-def ready_rows(model: str, config: TargetConfig) -> list[dict[str, Any]]:
-    cut = replace(config, num_layers=LAYERS, layer_types=config.layer_types[:LAYERS], vocab_size=VOCABULARY)
-    whole = sum(torch.Size(shape).numel() for shape in shapes_of(config).values()) * DTYPE.itemsize
-    with tempfile.TemporaryDirectory() as name:
-        size = write(Path(name), cut)
-        seconds = sorted(load_seconds(Path(name), cut) for _ in range(SAMPLES))[SAMPLES // 2]
-    row = {"model": f"{model}, {LAYERS} layers", "bytes": size, "load_s": round(seconds, 3), "whole_bytes": whole}
-    print(row, flush=True)
-    return [row]
+def ready_rows(model: str, target: TargetConfig, draft: DraftConfig) -> list[dict[str, Any]]:
+    """Without room for the files one row, which says why it has no time."""
+    size = sum(map(bytes_of, shapes_of(target, draft)))
+    place = next((place for place in PLACES if Path(place).is_dir() and room(place) > 1.02 * size), None)
+    if place is None:
+        return [{"model": model, "why": f"no file system has room for {size} bytes", "seconds": None}]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=place) as name, tempfile.TemporaryDirectory() as cache:
+        begun = time.perf_counter()
+        size = write_models(Path(name), target, draft)
+        print(f"wrote {size} bytes to {place} in {time.perf_counter() - begun:.1f} s", flush=True)
+        for state in CACHES:
+            row = {"model": model, "lanes": LANES, "pool_tokens": POOL_TOKENS, "prompt": PROMPT}
+            row |= {"weights_bytes": size, "triton_cache": state} | started(Path(name), target, draft.kind, cache)
+            rows.append(row)
+            print(row, flush=True)
+    return rows
 
 
-def shapes_of(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    source = NamesAndShapes()
-    Target.load(source, config, config.vocab_size, torch.device("meta"), DTYPE)
-    return source.found
+def room(place: str) -> int:
+    return shutil.disk_usage(place).free
 
 
-def write(directory: Path, config: TargetConfig) -> int:
-    """Random tensors of every name, in shards -> their bytes."""
-    names, total = list(shapes_of(config).items()), 0
-    weight_map: dict[str, str] = {}
-    for shard in range(SHARDS):
-        tensors = {name: torch.randn(shape, dtype=DTYPE, device=DEVICE).cpu() for name, shape in names[shard::SHARDS]}
-        file = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
-        save_file(tensors, directory / file)
-        weight_map |= dict.fromkeys(tensors, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return total
-
-
-def load_seconds(directory: Path, config: TargetConfig) -> float:
-    started = time.perf_counter()
-    target = Target.load(WeightFiles.open(directory), config, config.vocab_size, torch.device(DEVICE), DTYPE)
-    float(target.final_norm.float().sum())  # the copies are done
-    return time.perf_counter() - started
+def started(directory: Path, target: TargetConfig, backend: str, cache: str) -> dict[str, Any]:
+    options = {
+        "model": str(directory / "target"),
+        "draft": str(directory / "draft"),
+        "backend": backend,
+        "device": DEVICE,
+        "dtype": "bfloat16",
+        "lanes": LANES,
+        "images": IMAGES,
+        "pages": POOL_TOKENS // PAGE_TOKENS,
+        "context": min(POOL_TOKENS, target.max_positions),
+        "public_rows": min(PUBLIC, target.vocab_size),
+    }
+    command = [sys.executable, "-m", "bench.round_start", json.dumps(options), str(PROMPT)]
+    environment = {**os.environ, "TRITON_CACHE_DIR": cache}
+    begun = time.time()
+    done = subprocess.run(
+        [*command, str(begun)], stdout=subprocess.PIPE, env=environment, check=True, timeout=LIMIT_SECONDS
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    return {"total_s": round(sum(told["seconds"].values()), 2), **told}

@@ -1,7 +1,7 @@
 """The target's operators on a card, at the official geometries: right against FP64, how near to the floor, and how they
 stand beside other code for the same work.
 
-    python -m bench.target_kernels [--only gdn attention accept] [--output bench/results/target_kernels.h200.json]
+    python -m bench.target_kernels [--only gdn attention accept moe] [--output bench/results/target_kernels.h200.json]
 
 `attention` also times the copies of checkpoints. Every operator is compared with an FP64 oracle and then timed in a
 CUDA graph on inputs that rotate, beside the time that its bytes take at the bandwidth of a pure read, measured in the
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from bench import target_accept, target_attention, target_gdn
+from bench import target_accept, target_attention, target_gdn, target_moe
 from bench.gpu import card, read_tbps, write_results
 from bench.target_works import measure
 
-PARTS = {"gdn": target_gdn, "attention": target_attention, "accept": target_accept}
+PARTS = {"gdn": target_gdn, "attention": target_attention, "accept": target_accept, "moe": target_moe}
 
 
 def commit() -> str | None:

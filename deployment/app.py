@@ -7,6 +7,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from deployment.ingress import Ingress
+from deployment.logs import serves_part
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
 
@@ -52,6 +53,7 @@ def build(args: AppArgs) -> serve.Application:
 
 def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Application:
     """The same with replicas of this class."""
+    logging = serves_part(args.logs)
     engines = serve.deployment(
         replica,
         name="EngineReplica",
@@ -67,6 +69,7 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=leaving_seconds(args.host_store_bytes),
         max_constructor_retry_count=2,
+        logging_config=logging,
         **scaling(args),
     )
     ingress = serve.deployment(
@@ -76,5 +79,6 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         max_ongoing_requests=4096,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=args.stream_grace_seconds + CUT_SECONDS,
+        logging_config=logging,
     )
     return ingress.bind(engines.bind(args), args)

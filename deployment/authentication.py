@@ -5,22 +5,17 @@ A layer around the whole application, so that no route, one that is added later 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployment.anthropic_messages.format import refusal as message_refusal
 from deployment.api_keys import TenantOf
 from deployment.errors import Refused
-from deployment.refusal import refusal
 
 OPEN = frozenset({"/health"})
 """For load balancers, which have no key; it says nothing of anybody."""
-
-_MESSAGES = "/v1/messages"
 
 MISSING = Refused(
     401, "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "authorization"
@@ -29,12 +24,19 @@ WRONG = Refused(401, "invalid_api_key", "this API key is not known here", "autho
 
 
 class Authentication:
-    """Gives each request its tenant, as `request.state.tenant`. `tenant_of` is asked for once a request, since there
-    is none before the application runs."""
+    """Gives each request its tenant, as `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, tenant_of: Callable[[], TenantOf]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenant_of: Callable[[], TenantOf],
+        refusal: Callable[[HTTPConnection, Refused], Response],
+    ) -> None:
+        """`tenant_of` is asked for once a request, since there is none before the application runs. `refusal`: in the
+        form of the interface that was asked."""
         self._app = app
         self._tenant_of = tenant_of
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -45,17 +47,10 @@ class Authentication:
         key = _key_of(connection)
         tenant = self._tenant_of()(key)
         if tenant is None:
-            await _refusal(MISSING if not key else WRONG, path)(scope, receive, send)
+            await self._refusal(connection, WRONG if key else MISSING)(scope, receive, send)
             return
         connection.state.tenant = tenant
         await self._app(scope, receive, send)
-
-
-def _refusal(refused: Refused, path: str) -> JSONResponse:
-    """In the form of the interface that was asked."""
-    if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
-        return message_refusal(refused, f"req_{secrets.token_hex(12)}")
-    return refusal(refused)
 
 
 def _key_of(connection: HTTPConnection) -> str:

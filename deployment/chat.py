@@ -6,6 +6,7 @@ the server computes nothing twice and the conversation can be forked, moved, lef
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,7 @@ from deployment.usage import one_sentence
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from deployment.client import Client, Ended, Usage
+    from deployment.client import Called, Client, Ended, Usage
 
 
 def chat(
@@ -31,6 +32,9 @@ def chat(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[str | None, typer.Option(envvar="DFLASH_API_KEY", help="Whose sessions they are.")] = None,
     model: Annotated[str | None, typer.Option(help="Only talk to this model.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON list of tools that it may call; you type their results.")
+    ] = None,
 ) -> None:
     """Talks to a running server; /help lists what else it does."""
     with one_sentence():
@@ -38,6 +42,7 @@ def chat(
 
         from deployment.client import Client
 
+        offered = None if tools is None else _offered(tools)
         # Ctrl-C ends an answer, but SIGTERM the program.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with Client(url, api_key, patience=0) as client:
@@ -46,9 +51,20 @@ def chat(
             raise ValueError(f"--model: {model!r} is not served at {url}; {', '.join(served)} is")
         notes = Console(stderr=True, highlight=False)
         with Client(url, api_key) as client:
-            talk = Chat(client, Console(highlight=False), notes, model)
+            talk = Chat(client, Console(highlight=False), notes, model, offered)
             talk.enter(session or f"chat-{secrets.token_hex(4)}")
             talk.run(_lines(notes))
+
+
+def _offered(file: Path) -> list[Any]:
+    """ValueError for what is no list; what is wrong inside it the server says."""
+    try:
+        tools = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tools: {file} cannot be read as JSON: {error}") from None
+    if not isinstance(tools, list) or not tools:
+        raise ValueError(f"--tools: {file} must hold a list of tools, as chat completions have them")
+    return tools
 
 
 def _lines(notes: Console) -> Iterator[str]:
@@ -75,11 +91,16 @@ class Command:
 
 
 class Chat:
-    def __init__(self, client: Client, out: Console, notes: Console, model: str | None) -> None:
+    def __init__(
+        self, client: Client, out: Console, notes: Console, model: str | None, tools: list[Any] | None = None
+    ) -> None:
         self._client = client
         self._out = out
         self._notes = notes
-        self._options = {} if model is None else {"model": model}
+        given = {"model": model, "tools": tools}
+        self._options = {name: value for name, value in given.items() if value is not None}
+        self._calls: list[Called] = []
+        self._results: list[dict[str, Any]] = []
         self._session = ""
         self._exists = False
         self._state: tuple[str, str] | None = None
@@ -107,6 +128,7 @@ class Chat:
         except NotFound:
             known, said = None, f"session {session}: new"
         self._session, self._exists, self._state = session, known is not None, None
+        self._calls, self._results = [], []
         self._note(said)
 
     def run(self, lines: Iterator[str]) -> None:
@@ -119,8 +141,10 @@ class Chat:
             try:
                 if line.startswith("/"):
                     self._command(line)
+                elif line and self._calls:
+                    self._result(line)
                 elif line:
-                    self._answer(line)
+                    self._answer([{"role": "user", "content": line}])
             except (ClientError, ValueError) as error:
                 self._end_line()
                 self._note(str(error), style="red")
@@ -141,11 +165,23 @@ class Chat:
 
     # ------------------------------------------------------------------------------------------------ an answer
 
-    def _answer(self, message: str) -> None:
-        from deployment.client import Began, Ended, Interrupted, NotFound, Resumed, Text, Usage
+    def _result(self, line: str) -> None:
+        """What a tool says. The model goes on when it has the results of all its calls."""
+        call = self._calls.pop(0)
+        self._results.append({"role": "tool", "tool_call_id": call.id, "content": line})
+        if self._calls:
+            self._ask_result()
+            return
+        results, self._results = self._results, []
+        self._answer(results)
+
+    def _ask_result(self) -> None:
+        self._note(f"type the result of {self._calls[0].name}, in one line")
+
+    def _answer(self, asked: list[dict[str, Any]]) -> None:
+        from deployment.client import Began, Called, Ended, Interrupted, NotFound, Resumed, Text, Usage
 
         self._begin()
-        asked = [{"role": "user", "content": message}]
         ended = Ended("", None, 0, (), 0.0, 0.0, "")
         try:
             events = self._client.stream(asked, session=self._session, append=True, options=self._options)
@@ -155,6 +191,10 @@ class Chat:
                         case Text():
                             self._show(event.reasoning, self._notes, "dim italic")
                             self._show(event.content, self._out, "")
+                        case Called():
+                            self._end_line()
+                            self._note(f"calls {event.name}({event.arguments})")
+                            self._calls.append(event)
                         case Interrupted():
                             self._end_line()
                             self._show(f"connection lost ({event.reason}); ", self._notes, "dim")
@@ -168,6 +208,8 @@ class Chat:
                             self._tell_state(ended)
                         case Began():
                             pass
+            if self._calls:
+                self._ask_result()
         except NotFound as error:
             if error.code == "session_not_found":
                 self._exists = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deployment.hub import located
 from deployment.usage import one_sentence
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ Rows = list[tuple[str, str]]
 
 
 def check_model(
-    target: Annotated[Path, typer.Argument(help="The target's directory.")],
-    draft: Annotated[Path | None, typer.Option(help="The drafter's directory.")] = None,
+    target: Annotated[Path, typer.Argument(help="The target's directory, or its name on the Hugging Face hub.")],
+    draft: Annotated[Path | None, typer.Option(help="The drafter's.")] = None,
     geometry_only: Annotated[bool, typer.Option("--geometry-only", help="Read config.json files only.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for the sizes.")] = "bfloat16",
     yarn_factor: Annotated[float | None, typer.Option(help="Stretch the model's positions by YaRN, 1 to 4.")] = None,
@@ -33,6 +34,8 @@ def check_model(
         from model.config import check_fit, load_draft_config, load_target_config
         from model.vision_config import load_vision_config
 
+        target = located("target", target, weights=not geometry_only)
+        draft = None if draft is None else located("draft", draft, weights=not geometry_only)
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
         config = stretched(load_target_config(target), yarn_factor)

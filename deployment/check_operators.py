@@ -19,16 +19,17 @@ from kernels import (
     context_kv,
     delta_gates,
     delta_prefill,
+    experts,
     gated_delta_net,
     gated_mlp,
     grouped_convolution,
     head_norm_rotary,
-    moe,
     norms,
     ordering,
     paged_attention,
     penalties,
     place_heads,
+    router,
     selector,
     short_convolution,
 )
@@ -83,10 +84,11 @@ def _target_rows(target: Target) -> Iterator[tuple[str, str]]:
             yield from _products(name, target.blocks[layers[0]].mixer)
             yield from rest(config)
     yield "block norms", _form(norms, "add_offset_rms_norm")
-    yield from _products("feed-forward", target.blocks[0].mlp)
     if config.moe is not None:
-        yield "feed-forward: router", _form(moe, "route")
-        yield "feed-forward: routed experts", _form(moe, "routed_experts")
+        yield "feed-forward: router", _form(router, "route")
+        yield "feed-forward: experts, routed and shared", _form(experts, "run_experts")
+        return
+    yield from _products("feed-forward", target.blocks[0].mlp)
     yield "feed-forward: SiLU", _form(gated_mlp, "silu_product")
 
 

@@ -1,4 +1,4 @@
-"""`dflash-serve`: serve, down, demo, chat, generate, check-model, state. A mistake is one sentence and exit code 2."""
+"""`dflash-serve`: what can be asked of it on a command line. A mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployment.bench_command import bench
 from deployment.chat import chat
 from deployment.check_model import check_model
 from deployment.generate import generate
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(chat)
+app.command()(bench)
 app.command()(generate)
 app.command("check-model")(check_model)
 app.add_typer(state_app, name="state")
@@ -33,8 +35,12 @@ Address = Annotated[str | None, typer.Option(help="A running Ray cluster (auto, 
 
 @app.command()
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Model directory; default: the embedded demo model.")] = None,
-    draft: Annotated[Path | None, typer.Option(help="Draft checkpoint's directory.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Directory, or name on the Hugging Face hub; default: the embedded demo model.")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="The draft checkpoint's; auto: the public one of the model.")
+    ] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,
     draft_tokens_by_lanes: Annotated[
@@ -48,7 +54,10 @@ def serve(
     public_rows: Annotated[
         int | None, typer.Option(help="Vocabulary rows that may be chosen; default: all known.")
     ] = None,
-    model_name: Annotated[str | None, typer.Option(help="The name that clients use.")] = None,
+    model_name: Annotated[
+        list[str] | None,
+        typer.Option("--model-name", "--served-model-name", help="The name that clients use; others are aliases."),
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Engines, each with its own copy of the model.")] = 2,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
@@ -85,11 +94,14 @@ def serve(
     ] = None,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     durable: Annotated[
-        str | None, typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: nowhere.")
+        str | None,
+        typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: ~/.local/state."),
     ] = None,
     durable_key_env: Annotated[
         str | None, typer.Option(help="Variable of the environment with the key it is encrypted with; default: none.")
     ] = None,
+    no_durable: Annotated[bool, typer.Option("--no-durable", help="Sessions end with the cluster.")] = False,
+    durable_bytes: Annotated[int | None, typer.Option(help="What they may take there; default: 16 GiB.")] = None,
     media_hosts: Annotated[
         str | None, typer.Option(help="Hosts from which images are fetched, as in a.org,*.b.org; default: none.")
     ] = None,
@@ -99,6 +111,9 @@ def serve(
     detach_seconds: Annotated[
         float, typer.Option(help="A session's turn goes on that long while nobody reads it.")
     ] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: session, turn and epoch as fields.")] = "text",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM, with its chain: then HTTPS.")] = None,
@@ -112,12 +127,15 @@ def serve(
         from deployment.tls import Tls
 
         tls = Tls.of(tls_cert, tls_key)
+        if no_durable and (durable is not None or durable_bytes is not None):
+            raise ValueError("give --durable and --durable-bytes, or --no-durable")
         args = AppArgs.of(
             model=model,
             draft=draft,
             draft_tokens=draft_tokens,
             draft_tokens_by_lanes=draft_tokens_by_lanes,
-            model_name=model_name,
+            model_name=model_name[0] if model_name else None,
+            model_aliases=model_name[1:] if model_name else None,
             detach_seconds=detach_seconds,
             context=context,
             backend=backend,
@@ -143,21 +161,28 @@ def serve(
             accept_new_weights=accept_new_weights,
             api_keys=api_keys,
             cluster_key_file=cluster_key_file,
-            durable=durable,
+            durable="none" if no_durable else durable,
+            durable_bytes=durable_bytes,
             durable_key_env=durable_key_env,
             media_hosts=media_hosts,
             media_items=media_items,
             media_bytes=media_bytes,
             media_pixels=media_pixels,
+            log_format=log_format,
+            log_level=log_level.upper(),
+            log_texts=log_texts,
         )
         if address is None:
             from deployment.preflight import check_files, keep_ray_on_loopback
 
             check_files(args)
             keep_ray_on_loopback()
-        from deployment.local import running, until_interrupted
+        from deployment.local import resumed, running, until_interrupted
 
         with running(args, host=host, port=port, app=app_name, address=address, tls=tls) as url:
+            if (found := resumed(app_name)) is not None:
+                count, place = found
+                typer.echo(f"resumed {count} sessions from {place}" if count else f"sessions are kept in {place}")
             typer.echo(f"{args.model_id} is served at {url}/v1 by {args.replicas} replicas. Ctrl-C ends it.")
             until_interrupted()
 
@@ -185,6 +210,16 @@ def demo(
         from deployment.demo import run
 
         raise typer.Exit(run(port, keep))
+
+
+@app.command()
+def openapi() -> None:
+    """Prints the description of the HTTP interface, as OpenAPI 3.1; a server has it at /openapi.json."""
+    with one_sentence():
+        from deployment.ingress import VERSION, api
+        from deployment.openapi.document import document, written
+
+        typer.echo(written(document(api, VERSION)), nl=False)
 
 
 if __name__ == "__main__":

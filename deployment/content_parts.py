@@ -11,7 +11,7 @@ A field that would change what the model sees, and is not supported, is refused 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployment.errors import RequestError, invalid
@@ -43,11 +43,18 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a session keeps of a file that it was shown."""
+
+    sha256: str
+
+
+@dataclass(frozen=True)
 class MediaPart:
     """`place`: the field that holds the bytes or the URL."""
 
     kind: MediaKind
-    source: Inline | Link
+    source: Inline | Link | Kept
     place: str
 
 
@@ -65,6 +72,12 @@ class Parts:
     @property
     def inline_characters(self) -> int:
         return sum(len(part.source.base64) for part in self.media if isinstance(part.source, Inline))
+
+    def at(self, places: Sequence[str]) -> Parts:
+        """The same, with the media that are not kept at other places."""
+        left = iter(places)
+        media = (one if isinstance(one.source, Kept) else replace(one, place=next(left)) for one in self.media)
+        return replace(self, media=tuple(media))
 
     def with_digests(self, digests: Sequence[str]) -> tuple[Message, ...]:
         """The messages as they are rendered, logged and kept. `digests`: sha256 of each item."""
@@ -108,6 +121,14 @@ def chat_part(part: dict[str, Any], place: str) -> MediaPart | None:
     _only(holder, {"url", "detail"} if kind == "image_url" else {"url"}, place)
     _check_detail(holder, place)
     return _of_url("image" if kind == "image_url" else "video", holder.get("url"), f"{place}.url")
+
+
+def kept_or_chat_part(part: dict[str, Any], place: str) -> MediaPart | None:
+    """Of a chat completion, or of what a session keeps of its messages."""
+    sha256 = part.get("sha256")
+    if part.get("type") in ("image", "video") and isinstance(sha256, str):
+        return MediaPart(part["type"], Kept(sha256), place)
+    return chat_part(part, place)
 
 
 def responses_part(part: dict[str, Any], place: str) -> MediaPart | None:

@@ -98,7 +98,7 @@ class Visitor:
 def run(port: int | None, keep: bool) -> int:
     """The whole demo. Returns the exit code: 0 if every check held."""
     console = Console(file=sys.stdout)  # this very stream, since Ray's chatter is kept from sys.stdout
-    args = AppArgs()
+    args = AppArgs(durable=None)
     port = port or _free_port()
     begun = time.monotonic()
     console.print("[bold]Starting Ray and two CPU replicas of the embedded demo model[/] (about 20 seconds)")

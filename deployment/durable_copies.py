@@ -20,6 +20,7 @@ from deployment.engine.durability import open_tier
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Publish, Stored
 from deployment.engine.service import EngineService
+from deployment.keyed_turns import is_keyed
 from deployment.ownership.registry import KeyValues, Registry
 from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.session import Session
@@ -73,11 +74,12 @@ class DurableCopies:
     # -------------------------------------------------------------------------------------------- there
 
     def turn_began(self, key: SessionKey) -> None:
-        self._policy.turn_began(key)
+        if self._keeps(key):
+            self._policy.turn_began(key)
 
     async def turn_ended(self, session: Session) -> None:
         """Its record and ledger go there now; its state, where that is due."""
-        if self._tier is not None:
+        if self._keeps(session.key):
             due = self._policy.turn_ended(session.key, session.frontier, self._clock())
             await self._publish(session, record_alone=not due)
 
@@ -94,12 +96,16 @@ class DurableCopies:
     async def delete(self, key: SessionKey, epoch: Epoch) -> None:
         """Raises StateError if the store fails: then the session may come back from there."""
         self._policy.forget(key)
-        if self._tier is not None:
+        if self._tier is not None and self._keeps(key):
             await asyncio.to_thread(self._tier.delete, key, epoch)
 
     def forget(self, key: SessionKey) -> None:
         """Another replica has the session now."""
         self._policy.forget(key)
+
+    def _keeps(self, key: SessionKey) -> bool:
+        """A turn that belongs to no session outlives its replica, and not its cluster."""
+        return self._tier is not None and not is_keyed(key)
 
     async def _publish(self, session: Session, record_alone: bool) -> None:
         order = Order(session.epoch, session.order)

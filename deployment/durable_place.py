@@ -1,50 +1,65 @@
-"""Opens the place of the durable tier that the settings name: a directory or a URL, encrypted or not."""
+"""Where do sessions outlive the cluster if nobody has named a place? In a directory of the user of its head node.
+
+Replicas of other nodes could not write there, so that they refuse it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from urllib.parse import quote
 
-from state.byte_store import ByteStore, DirectoryStore
-from state.errors import StateError
-from state.names import ENCRYPTION
+from deployment.settings import DEFAULT_PLACE, AppArgs
 
-
-def open_place(place: str, key_env: str | None = None) -> ByteStore:
-    """The store in an absolute path or under a URL, in clear. `key_env`: the variable of the environment with the keys
-    of an encrypted one. Raises StateError for a place that cannot be opened, for a key that is none or another one, and
-    for a place that is encrypted and should not be, or the reverse: before anything is taken for damaged."""
-    store = _opened(place)
-    if key_env is None:
-        if store.get(ENCRYPTION) is not None:
-            raise StateError(
-                f"durable store: {place!r} is encrypted; durable_key_env must name the variable of its key"
-            )
-        return store
-    sealing = _sealing()
-    return sealing.sealed_store(store, place, sealing.keys_of(key_env))
+_NAME_ANOTHER = (
+    "name a place that all nodes reach (an absolute path in a shared file system, or a URL such as "
+    "s3://bucket/prefix), or none"
+)
 
 
-def check_keys(key_env: str) -> None:
-    """Raises StateError for a variable that holds no keys."""
-    _sealing().keys_of(key_env)
+def settled(args: AppArgs, app: str, *, on_head: bool) -> AppArgs:
+    """The settings with the place that they mean. `on_head`: whether this process is on the cluster's first node, from
+    whose disk a new cluster would go on. Raises ValueError."""
+    if args.durable != DEFAULT_PLACE:
+        return args
+    if not on_head:
+        raise ValueError(
+            f"durable: the default is a directory of the head node, and this is another one; {_NAME_ANOTHER}"
+        )
+    return args.model_copy(update={"durable": default_place(app)})
 
 
-def _sealing() -> ModuleType:
-    """The one module that needs the cipher library."""
+def default_place(app: str) -> str:
+    """An application's own directory, by the XDG base directory specification: `$XDG_STATE_HOME/dflash-serve/APP`.
+    Raises ValueError where the user has no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
     try:
-        from deployment import sealing
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("cryptography"):
-            raise
-        raise StateError("durable_key_env: needs the extra: pip install 'dflash-serve[encryption]'") from None
-    return sealing
+        root = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ValueError(
+            "durable: this user has no home directory, where the default would be; name a place, or none"
+        ) from None
+    return str(root / "dflash-serve" / quote(app, safe="").replace(".", "%2E"))
 
 
-def _opened(place: str) -> ByteStore:
-    if place.startswith("/"):
-        return DirectoryStore(Path(place))
-    # Only URLs need the storage library, which a bare GPU machine may not have.
-    from deployment.stores import open_store
-
-    return open_store(place)
+@contextlib.contextmanager
+def held(place: str) -> Iterator[None]:
+    """Two clusters that went on from one directory would both write what only one of them may: the second one gets a
+    ValueError. The lock lies beside the directory and goes with this process."""
+    lock = Path(f"{place}.lock")
+    try:
+        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ValueError(f"durable: {place} cannot be used: {error.strerror}; name another place, or none") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"durable: another server uses {place}; name another place, or none") from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from deployment.common_prefix import common_prefix
 from deployment.errors import RequestError
-from deployment.turns import common_prefix
 from state.media import begun, shared_tokens, without_pixels
 from state.session_record import ForkPoint, SessionRecord
 

@@ -38,7 +38,9 @@ def generate(
     lanes: Annotated[
         int | None, typer.Option(help=f"Turns that decode together; default: --n, of a batch {BATCH_LANES}.")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Model directory; default: the embedded demo model.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Directory, or name on the Hugging Face hub; default: the embedded demo model.")
+    ] = None,
     draft: Annotated[Path | None, typer.Option(help="Draft checkpoint's directory.")] = None,
     backend: Annotated[str, typer.Option(help="none, dflash or dflash2.")] = "dflash2",
     draft_tokens: Annotated[int | None, typer.Option(help="Drafted tokens a round, 1 to 15.")] = None,

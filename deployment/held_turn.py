@@ -41,7 +41,7 @@ def call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 class HeldTurn:
     """It belongs to the replica, not to a request: readers come and go. Once it has had none for `linger` seconds, it
-    is cancelled at its next commit boundary; committed tokens stay (decision 22)."""
+    is cancelled at its next commit boundary; committed tokens stay (decision 22). One that is unattended needs none."""
 
     def __init__(self, request: TurnRequest, stream: TurnStream, linger: float, later: Later) -> None:
         self.id = request.turn
@@ -63,11 +63,16 @@ class HeldTurn:
     def run(self, choices: Iterable[Choice]) -> None:
         """Who asked for the turn reads it by now, or has `linger` seconds for it."""
         self._choices = list(choices)
-        self._timer = self._later(self._linger, self.cancel) if self._linger and self.unread else None
+        self._timer = self._later(self._linger, self.cancel) if self._linger and self.left else None
 
     @property
     def unread(self) -> bool:
         return not self._readers
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody wants it any more, as far as is known."""
+        return self.unread and not self.request.unattended
 
     async def read(self, after: EventId | None = None) -> AsyncGenerator[Told, None]:
         """The turn's first event, then all others, or those after the id `after`. RequestError: see
@@ -119,7 +124,7 @@ class HeldTurn:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.stream.over or not self.unread:
+        if self.stream.over or not self.left:
             return
         if self._linger:
             self._timer = self._later(self._linger, self.cancel)

@@ -3,6 +3,7 @@
 
 # No `from __future__ import annotations`: FastAPI could not resolve the strings in a class that Serve pickles by value.
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -13,17 +14,25 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from deployment.anthropic_messages.api import MessagesApi
+from deployment.anthropic_messages.format import refusal as messages_refusal
 from deployment.api_keys import KeyFile, any_key
 from deployment.authentication import Authentication
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.logs import set_up
+from deployment.metrics.page import CONTENT_TYPE
+from deployment.metrics.scrape import scraped
+from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
+from deployment.openapi.document import document
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
-from deployment.server_objects import listed, replica_object
+from deployment.schemas import StreamOptions
+from deployment.server_objects import listed, model_object, replica_object
 from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
 from deployment.token_api import TokenApi
@@ -32,39 +41,53 @@ from deployment.wire import ReplicaInfo, Route
 
 VERSION = version("dflash-serve")
 
-api = FastAPI(title="dflash-serve", docs_url=None, redoc_url=None)
+api = FastAPI(openapi_url=None)
+
+
+def _refusal(request: HTTPConnection, refused: Refused) -> JSONResponse:
+    """In the form of the interface that was asked; counted by the ingress whose request it is."""
+    serve.get_replica_context().servable_object.metrics.refused(refused)
+    return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
 
 
 @api.exception_handler(RequestError)
 async def _on_request_error(request: Request, error: RequestError) -> JSONResponse:
-    return refusal(error.refused)
+    return _refusal(request, error.refused)
 
 
 @api.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return refusal(Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
+    refused = Refused(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+    answer = _refusal(request, refused)
+    answer.headers.update(error.headers or {})  # of a method that is not allowed, those that are
+    return answer
 
 
 @api.exception_handler(RequestValidationError)
 async def _on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:])
-    return refusal(Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
+    return _refusal(request, Refused(400, "invalid_request", f"{param}: {first['msg']}", param))
 
 
 @api.exception_handler(RayActorError)
 async def _on_lost_actor(request: Request, error: RayActorError) -> JSONResponse:
-    return refusal(Refused(503, "unavailable", "a part of the server is gone and is being replaced; try again"))
+    message = "a part of the server is gone and is being replaced; try again"
+    return _refusal(request, Refused(503, "unavailable", message))
 
 
 @api.exception_handler(Exception)
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
-    return refusal(Refused(500, "internal_error", "the server failed on this request; its log says why"))
+    return _refusal(request, Refused(500, "internal_error", "the server failed on this request; its log says why"))
 
 
 # The object whose methods the routes are, as FastAPI's routes of Serve find it.
-api.add_middleware(Authentication, tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of)
+api.add_middleware(
+    Authentication,
+    tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
+    refusal=_refusal,
+)
 
 
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
@@ -72,16 +95,21 @@ api.add_middleware(Authentication, tenant_of=lambda: serve.get_replica_context()
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        cluster = Cluster(context.app_name, args.durable, args.durable_key_env)
         me = context.replica_id.unique_id
+        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
+        set_up(args.logs, always)
+        cluster = Cluster(context.app_name, args.durable, args.durable_key_env, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
         self.tenant_of = any_key if args.api_keys is None else KeyFile(args.api_keys)
         self._model = model = args.model_id
+        self._models = models = args.model_ids
         self._replicas = replicas
-        self._turns = TurnApi(replicas, cluster, model, last_call, args.media_limits)
+        self._cluster = cluster
+        self.metrics = TurnMetrics()
+        self._turns = TurnApi(replicas, cluster, models, last_call, args.media_limits, self.metrics)
         self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
         self._sessions = SessionApi(replicas, cluster, min(args.host_store_bytes, args.import_bytes))
@@ -103,9 +131,17 @@ class Ingress:
         return await self._turns.append(request, placement.key)
 
     @api.get("/v1/sessions/{name:path}/turns/{turn}/events")
-    async def turn_events(self, request: Request, name: str, turn: str, include_usage: bool = False) -> Response:
+    async def turn_events(
+        self,
+        request: Request,
+        name: str,
+        turn: str,
+        include_usage: bool = False,
+        continuous_usage_stats: bool = False,
+    ) -> Response:
         placement = await self._sessions.placement(request, name)
-        return await self._turns.follow(request, placement, turn, include_usage)
+        usage = StreamOptions(include_usage=include_usage, continuous_usage_stats=continuous_usage_stats).usage_told
+        return await self._turns.follow(request, placement, turn, usage)
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -202,30 +238,23 @@ class Ingress:
 
     # ------------------------------------------------------------------------------------------------ server
 
+    @api.get("/openapi.json", include_in_schema=False)
+    async def get_description(self, request: Request) -> Any:
+        return await asyncio.to_thread(document, request.app, VERSION)
+
     @api.get("/version")
     async def get_version(self) -> Any:
         return {"version": VERSION}
 
     @api.get("/v1/models")
     async def list_models(self) -> Any:
-        return listed([await self._model_object()])
+        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
+        return listed([model_object(name, self._model, info) for name in self._models])
 
     @api.get("/v1/models/{name:path}")
     async def get_model(self, name: str) -> Any:
-        if name != self._model:
-            raise RequestError(404, "model_not_found", f"model: {name!r} is not served; {self._model!r} is", "model")
-        return await self._model_object()
-
-    async def _model_object(self) -> dict[str, Any]:
-        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
-        return {
-            "id": self._model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "dflash-serve",
-            "max_model_len": info.context_limit,
-            "speculative": info.backend,
-        }
+        self._turns.check_model(name)
+        return model_object(name, self._model, await self._replicas.ask("info", Route(self._model)))
 
     @api.get("/v1/replicas")
     async def list_replicas(self) -> Any:
@@ -234,3 +263,7 @@ class Ingress:
     @api.get("/health")
     async def health(self) -> Any:
         return {"status": "ok", "replicas": len(await self._replicas.all())}
+
+    @api.get("/metrics")
+    async def prometheus(self) -> Response:
+        return Response(await scraped(self.metrics, self._replicas, self._cluster), media_type=CONTENT_TYPE)

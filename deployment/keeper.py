@@ -29,6 +29,7 @@ from deployment.engine.messages import Drop, Export, Exported, Hit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
+from deployment.metrics.transfers import Transfers
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
@@ -78,7 +79,8 @@ class SessionKeeper:
             copies_lost=self._copies_lost, no_room=self._no_room, offered=self._offered,
             drain=lambda message: self._drain(message),
         )  # fmt: skip
-        self._rebuilder = Rebuilder(replica, service, cluster, arrivals)
+        self.transfers = Transfers()
+        self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
@@ -402,12 +404,16 @@ class SessionKeeper:
     async def copy(self, session: Session) -> None:
         """Gives an image of the session to all its copies, in the background."""
         key = session.key
+        if session.keyed:
+            return  # its log says all of it
         async with self._copying.of(key):
             if self.held(key) is not session:
                 return
             sequence = session.order = self._owned.end(key).sequence
             try:
+                began = time.perf_counter()
                 document, frontiers = await self._export(session)
+                self.transfers.copied(len(document), time.perf_counter() - began)
                 self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
@@ -503,7 +509,7 @@ class SessionKeeper:
         key, running = session.key, session.running
         departure = Departure(self._service, self._send, self._cluster.node, session, destination)
         given = False
-        stopped = time.monotonic()
+        began = stopped = time.monotonic()
         try:
             await departure.ahead(running.id if running is not None else None)
             stopped = time.monotonic()
@@ -525,7 +531,9 @@ class SessionKeeper:
         if moved:
             await self.forget(session)  # before it can come back
         await (departure.arrived() if given else departure.stayed())
-        return wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
+        movement = wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
+        self.transfers.departed(movement, time.monotonic() - began)
+        return movement
 
     def _offered(self, offer: Offer) -> None:
         self._spawn(self._adopted(offer))
@@ -622,7 +630,7 @@ class SessionKeeper:
             return
         log.warning("no copy of session %s is left in any store", key)
         self._owned.forget(key)
-        if holds is None or not session.free:
+        if holds is None or not session.free or session.keyed:
             self._lose(session)
             return
         del self._sessions[key]

@@ -1,7 +1,8 @@
 """One stream of a turn's events, whatever becomes of the replica that runs it.
 
 A turn of a session is in its log: whoever owns the session next goes on with it, and is asked for what comes after the
-event that was had last. A turn without one has no log: its rounds are kept here, and given to another replica.
+event that was had last. One with an Idempotency-Key is in a session of its own. Any other has no log: its rounds are
+kept here, and given to another replica.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from deployment.cluster.transport import Cluster
 from deployment.engine.messages import Round
 from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
+from deployment.keyed_turns import with_session
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -36,7 +38,7 @@ Events = AsyncGenerator[Told, None]
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
     are over; `replica`: who told the last of it; `draws`: the turn's seed; `sent_to`: who should be asked next, by the
-    word of the one that was asked before."""
+    word of the one that was asked before; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
     replica: str | None = None
@@ -44,7 +46,7 @@ class _Reader:
     began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    lost: float | None = None
     sent_to: NotHere | None = None
 
     def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
@@ -56,7 +58,7 @@ class _Reader:
     def take(self, told: Told) -> bool:
         """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
         without a log all that was told before."""
-        self.heard = time.monotonic()
+        self.lost = None
         if isinstance(told.event, Opened):
             self.replica = told.event.replica
             self.draws = told.event.seed
@@ -75,6 +77,13 @@ class _Reader:
             self.closed.add(told.event.choice)
         return True
 
+    def gives_up(self) -> bool:
+        """Whether the turn has been looked for long enough. How long it was silent before says nothing: it may have
+        waited for a lane."""
+        now = time.monotonic()
+        self.lost = now if self.lost is None else self.lost
+        return now - self.lost > GIVE_UP_SECONDS
+
     @property
     def seen(self) -> EventId | None:
         return parse_event_id(self.after, "after") if self.after else None
@@ -87,7 +96,7 @@ class LastingStream:
 
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
-        reader = _Reader()
+        turn, reader = with_session(turn), _Reader()
         while True:
             try:
                 if turn.key is not None and reader.began:
@@ -104,7 +113,7 @@ class LastingStream:
                 yield Told("", error.refused)
                 return
             except _Lost:
-                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                if reader.gives_up():
                     yield _lost()
                     return
                 if reader.sent_to is None:
@@ -129,7 +138,7 @@ class LastingStream:
                         yield told
                 return
             except _Lost:
-                if time.monotonic() - reader.heard > GIVE_UP_SECONDS:
+                if reader.gives_up():
                     yield _lost()
                     return
             placement = None

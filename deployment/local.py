@@ -14,16 +14,20 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from deployment.app import build
-from deployment.cluster.names import remove
-from deployment.settings import AppArgs
+from deployment.cluster.names import directory_name, named_actor, remove
+from deployment.durable_place import default_place, held
+from deployment.logs import serves_part
+from deployment.settings import DEFAULT_PLACE, AppArgs
 from deployment.tls import Tls
 
 APP = "dflash"
 """The Serve application's name, unless told otherwise. The detached actors' names begin with it."""
 
 CONNECT_SECONDS = 5.0
+RESUMED_SECONDS = 10.0
 
 OBJECT_STORE_BYTES = 160 << 20
 """Only checkpoints on their way pass through the object store; Ray's default would take a third of the memory."""
@@ -62,7 +66,8 @@ def running(
     """The application, up and healthy, at the URL that this yields; taken down afterwards.
 
     Without an `address` Ray is started here, for this process alone. `quiet` keeps the logs of Ray's processes in their
-    files, and silences stdout and stderr meanwhile: who wants to print holds on to the stream. Raises LaunchError.
+    files, and silences stdout and stderr meanwhile: who wants to print holds on to the stream. Raises LaunchError, and
+    ValueError where another server has the default place of sessions.
     """
     if address is None and (reason := why_not(host, port)) is not None:
         raise LaunchError(f"cannot listen on port {port} of {host}: {reason}; choose another one with --port or --host")
@@ -76,6 +81,8 @@ def running(
             sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(sink))
             stack.enter_context(contextlib.redirect_stdout(sink))
+        if address is None and args.durable == DEFAULT_PLACE:
+            stack.enter_context(held(default_place(app)))
         stack.callback(_disconnect, app, address)
         _connect(address, log_to_driver=not quiet)
         yield _deploy(args, app, host, port, tls)
@@ -117,6 +124,15 @@ def _disconnect(app: str, address: str | None) -> None:
             if address is None:
                 serve.shutdown()
         ray.shutdown()
+
+
+def resumed(app: str) -> tuple[int, str] | None:
+    """How many sessions a new cluster goes on with, and from where; None if it is not new, has no durable tier, or is
+    still looking."""
+    try:
+        return ray.get(named_actor(directory_name(app)).resumed.remote(), timeout=RESUMED_SECONDS)
+    except (RayError, ValueError):  # who serves need not wait for who counts
+        return None
 
 
 def take_down(app: str, address: str | None) -> int:
@@ -164,7 +180,7 @@ def _check_address(address: str | None) -> None:
 def _deploy(args: AppArgs, app: str, host: str, port: int, tls: Tls | None) -> str:
     options = {"host": host, "port": port, **(tls.http_options if tls is not None else {})}
     try:
-        serve.start(proxy_location="HeadOnly", http_options=options)
+        serve.start(proxy_location="HeadOnly", http_options=options, logging_config=serves_part(args.logs))
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None

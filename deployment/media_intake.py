@@ -11,13 +11,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deployment.content_parts import Inline, MediaPart, PartReader, chat_part, parts_of
+from deployment.content_parts import Inline, Kept, Link, MediaPart, PartReader, chat_part, parts_of
 from deployment.errors import invalid_media, media_too_large
 from deployment.media_fetch import Fetcher, TooLarge
 from deployment.media_formats import MOVING, STILL, Format, check_declared, format_of, known_type, listed
 from deployment.media_limits import MediaLimits
 from deployment.request_reading import MAX_BODY_BYTES, body_too_large
-from deployment.wire import MediaSource, TurnRequest
+from deployment.wire import KeptMedia, MediaSource, TurnRequest
 from model.errors import MediaError
 
 FETCH_SECONDS = 20.0
@@ -37,10 +37,18 @@ class MediaIntake:
         """How large a body may be: its text, and all media in base64."""
         return MAX_BODY_BYTES + 4 * -(-self._limits.total_bytes // 3)
 
-    async def taken(self, turn: TurnRequest, body_bytes: int, reader: PartReader = chat_part) -> TurnRequest:
-        """The turn with its media beside its messages. `body_bytes`: how large the body was. Raises RequestError, 400
-        or 413."""
+    async def taken(
+        self,
+        turn: TurnRequest,
+        body_bytes: int,
+        places: Sequence[str] | None = None,
+        reader: PartReader = chat_part,
+    ) -> TurnRequest:
+        """The turn with its media beside its messages. `body_bytes`: how large the body was. `places`: what holds each
+        of the media in the body, where that was not a chat completion's. Raises RequestError, 400 or 413."""
         parts = parts_of(turn.messages, reader)
+        if places is not None:
+            parts = parts.at(places)
         if body_bytes - parts.inline_characters > MAX_BODY_BYTES:
             raise body_too_large(MAX_BODY_BYTES, "without its images and videos ")
         if not parts.media:
@@ -51,13 +59,16 @@ class MediaIntake:
         sources = await self._sources(parts.media)
         return replace(turn, messages=parts.with_digests([source.sha256 for source in sources]), media=sources)
 
-    async def _sources(self, parts: Sequence[MediaPart]) -> tuple[MediaSource, ...]:
-        sources: list[MediaSource] = []
+    async def _sources(self, parts: Sequence[MediaPart]) -> tuple[MediaSource | KeptMedia, ...]:
+        sources: list[MediaSource | KeptMedia] = []
         left = self._limits.total_bytes
         end = asyncio.get_running_loop().time() + FETCH_SECONDS
         for part in parts:
+            if isinstance(part.source, Kept):
+                sources.append(KeptMedia(part.kind, part.source.sha256, part.place))
+                continue
             try:
-                source = await self._source(part, min(self._limits.item_bytes, left), end)
+                source = await self._source(part, part.source, min(self._limits.item_bytes, left), end)
             except TooLarge:
                 item, total = self._limits.item_bytes, self._limits.total_bytes
                 what = f"has more than {item} bytes" if item <= left else f"makes it more than {total} bytes in all"
@@ -68,13 +79,13 @@ class MediaIntake:
             left -= len(source.data)
         return tuple(sources)
 
-    async def _source(self, part: MediaPart, limit: int, end: float) -> MediaSource:
-        if isinstance(part.source, Inline):
+    async def _source(self, part: MediaPart, source: Inline | Link, limit: int, end: float) -> MediaSource:
+        if isinstance(source, Inline):
             # Megabytes to decode and to hash: other requests' streams must not wait for them.
-            return await asyncio.to_thread(_of_inline, part, part.source, limit)
+            return await asyncio.to_thread(_of_inline, part, source, limit)
         try:
             async with asyncio.timeout_at(end):
-                found = await self._fetcher.fetch(part.source.url, limit)
+                found = await self._fetcher.fetch(source.url, limit)
         except TimeoutError:
             raise MediaError(f"cannot be fetched: it takes more than {FETCH_SECONDS:g} s") from None
         declared = None if found.media_type in _SAYS_NOTHING else found.media_type

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+import torch
 
 from deployment.engine.errors import CONTEXT_LENGTH_EXCEEDED
 from deployment.errors import RequestError, invalid_media
 from deployment.media import Deadline, EndsEarly, Video, decode_image, open_video
 from deployment.media_limits import MediaLimits
-from deployment.wire import MediaSource
+from deployment.wire import KeptMedia, MediaSource
 from model.errors import MediaError
 from model.media import MediaItem, image_item, video_item
 from model.media_rules import MediaRules
+from state.media import Media
 
 DECODERS = 2
 """Each takes memory for one item as it was sent, `MediaLimits.pixels` at most."""
@@ -40,23 +43,32 @@ class MediaItems:
         self._kept: OrderedDict[tuple[str, str], MediaItem] = OrderedDict()
         self._bytes = 0
 
-    async def of(self, sources: Sequence[MediaSource]) -> tuple[MediaItem, ...]:
-        """In their order. Raises RequestError (400) naming the content part at fault."""
+    async def of(
+        self, sources: Sequence[MediaSource | KeptMedia], kept: Mapping[str, Media] | None = None
+    ) -> tuple[MediaItem, ...]:
+        """In their order. `kept`: what the turn's session has, by the sha256 of the files. Raises RequestError (400)
+        naming the content part at fault."""
         if not sources:
             return ()
         if self._rules is None:
             source = sources[0]
             message = f"{source.place}: is a part of type {source.kind!r}, but the model is one of text alone"
             raise invalid_media(message, source.place)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._all, sources, self._rules)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._all, sources, self._rules, kept or {})
 
-    def _all(self, sources: Sequence[MediaSource], rules: MediaRules) -> tuple[MediaItem, ...]:
+    def _all(
+        self, sources: Sequence[MediaSource | KeptMedia], rules: MediaRules, kept: Mapping[str, Media]
+    ) -> tuple[MediaItem, ...]:
         items: list[MediaItem] = []
         tokens = 0
         deadline = Deadline()
         for source in sources:
             try:
-                items.append(self._one(source, rules, deadline))
+                if isinstance(source, KeptMedia):
+                    items.append(kept_item(source, kept))
+                else:
+                    items.append(self._one(source, rules, deadline))
             except MediaError as error:
                 raise invalid_media(f"{source.place}: {error}", source.place) from None
             tokens += items[-1].embeddings
@@ -81,6 +93,16 @@ class MediaItems:
                 _, gone = self._kept.popitem(last=False)
                 self._bytes -= gone.pixels.nbytes
         return item
+
+
+def kept_item(source: KeptMedia, kept: Mapping[str, Media]) -> MediaItem:
+    """Raises MediaError where the session has no such image."""
+    media = kept.get(source.sha256)
+    if media is None or media.kind != source.kind or not media.pixels:
+        raise MediaError(f"shows an {source.kind} that its session does not have any more; send it again")
+    # A copy: torch refuses memory that nobody may write.
+    pixels = torch.frombuffer(bytearray(media.pixels), dtype=torch.uint8).view(media.shape)
+    return MediaItem(media.kind, pixels, media.frames, media.rows, media.columns, media.times, media.digest)
 
 
 def item_of(source: MediaSource, rules: MediaRules, limits: MediaLimits, deadline: Deadline) -> MediaItem:

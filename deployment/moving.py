@@ -125,7 +125,7 @@ class Departure:
         """Before the pause of the turn that runs, if one does. One that does not decode yet has no pages."""
         welcome = await self._ask(Coming(self._session.key, self._migration))
         self._hashed = welcome.node != self._node
-        if turn is None:
+        if turn is None or self._session.keyed:
             return
         deadline = time.monotonic() + AHEAD_SECONDS
         first, full = 0, 1
@@ -169,8 +169,10 @@ class Departure:
         return pages
 
     async def _export(self, hashed: bool) -> Exported | None:
-        """None: nothing was ever committed to the session."""
+        """None: nothing was ever committed to the session, or its log says all of it."""
         session = self._session
+        if session.keyed:
+            return None
         command = Export(
             secrets.token_hex(8),
             session.engine_id,

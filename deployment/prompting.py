@@ -31,11 +31,11 @@ class Prompter:
         self._accept_new_weights = accept_new_weights
         self._media = MediaItems(vision.rules if vision else None, media or MediaLimits(), service.context_limit)
 
-    async def alone(self, request: TurnRequest) -> Prompt:
-        """The prompt of a request that carries all of it. RequestError (400)."""
+    async def alone(self, request: TurnRequest, session: Session | None = None) -> Prompt:
+        """The prompt of a request that carries all of it, but for images that its session has. RequestError (400)."""
         if request.mode == "prompt":
             return await asyncio.to_thread(self._text, request)
-        items = await self._media.of(request.media)
+        items = await self._media.of(request.media, session.shown if session is not None else None)
         return await asyncio.to_thread(self._history, request, items)
 
     async def encoded(self, request: TurnRequest) -> tuple[int, ...]:

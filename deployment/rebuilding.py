@@ -21,6 +21,7 @@ from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineErro
 from deployment.engine.messages import Drop, Hit, Import, Imported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_unavailable
+from deployment.metrics.transfers import Transfers
 from deployment.ownership.log import Deleted, HeadMoved, Record
 from deployment.ownership.log_format import read_head
 from deployment.ownership.messages import Image, Opened
@@ -48,11 +49,14 @@ class Rebuilt:
 class Rebuilder:
     """Of one replica. Raises RequestError (503) for a session that cannot be continued now."""
 
-    def __init__(self, replica: str, service: EngineService, cluster: Cluster, arrivals: Arrivals) -> None:
+    def __init__(
+        self, replica: str, service: EngineService, cluster: Cluster, arrivals: Arrivals, transfers: Transfers
+    ) -> None:
         self._replica = replica
         self._service = service
         self._cluster = cluster
         self._arrivals = arrivals
+        self._transfers = transfers
 
     async def rebuilt(self, opened: Opened) -> Rebuilt:
         arrival = self._arrivals.arrived(opened.key, opened.end)
@@ -159,11 +163,14 @@ class Rebuilder:
     async def _fetched(self, source: Member | None, image: Image, key: SessionKey) -> bytes | None:
         if source is None:
             return None
+        began = time.perf_counter()
         try:
-            return await self._cluster.image(source, image, key)
+            document = await self._cluster.image(source, image, key)
         except (RayError, StateError, TimeoutError, ValueError) as error:
             log.warning("an image of session %s could not be read: %s", key, error)
             return None
+        self._transfers.fetched(len(document), time.perf_counter() - began)
+        return document
 
     def _hit_of(self, source: Member) -> Hit:
         return "host" if source.node == self._cluster.node else "peer"

@@ -19,19 +19,24 @@ from ray import serve
 from deployment.arrivals import Arrivals
 from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
-from deployment.cluster.transport import Cluster, RayTransport, start_host_store
+from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
 from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
+from deployment.durable_place import settled
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Facts, Inspect
 from deployment.engine.service import EngineService
+from deployment.engine_health import EngineHealth, EngineStuck
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.event_ids import EventId
 from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
+from deployment.keyed_expiry import KeyedExpiry
+from deployment.logs import set_up
+from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
@@ -41,6 +46,7 @@ from deployment.session import Session
 from deployment.settings import AppArgs
 from deployment.state_limit import StateLimit
 from deployment.turn_desk import TurnDesk
+from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
 from deployment.turn_table import TurnTable
 from deployment.wire import (
@@ -62,6 +68,9 @@ from state.session_record import ForkPoint
 
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
+
+STUCK_END_SECONDS = 5.0
+"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -115,11 +124,13 @@ class EngineReplica:
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
+        self._cluster = Cluster(context.app_name, args.durable, args.durable_key_env, args.logs)
+        args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
+        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
         self._service = EngineService.start(args.engine_options())
-        self._cluster = Cluster(context.app_name, args.durable, args.durable_key_env)
-        store = start_host_store(context.app_name, args.host_store_bytes)
+        store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
@@ -145,7 +156,10 @@ class EngineReplica:
             self._turns,
             args.detach_seconds,
             call_later,
+            lines=TurnLines(args.log_texts),
         )
+        self._health = EngineHealth(self._service, args.patience)
+        self._ending: asyncio.TimerHandle | None = None
         self._started = False
 
     def _start(self) -> None:
@@ -153,14 +167,25 @@ class EngineReplica:
         if not self._started:
             self._started = True
             self._keeper.start(self._desk.resume, self._drainer.told)
+            self._expiring = asyncio.create_task(KeyedExpiry(self._keeper, self._cluster).watch())
 
     async def check_health(self) -> None:
         self._start()
-        await self._service.call(Inspect(secrets.token_hex(8)))
+        try:
+            await self._health.check()
+        except EngineStuck as error:
+            log.error("%s; the replica ends, and its sessions go on elsewhere", error)
+            # Asked to go, it would wait for its turns. What it holds is in its sessions' logs.
+            self._ending = self._ending or asyncio.get_running_loop().call_later(STUCK_END_SECONDS, os._exit, 1)
+            raise
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
 
     async def __del__(self) -> None:
         # Serve calls this for a replica whose constructor failed, too; for others once no request runs here any more.
         if getattr(self, "_started", False):
+            self._expiring.cancel()
             await self._leave()
         if getattr(self, "_keeper", None) is not None:
             self._keeper.close()
@@ -408,11 +433,23 @@ class EngineReplica:
             turns=tuple(turn_object(turn) for turn in session.turns),
             checkpoints=session.checkpoints,
             fork_points=tuple(replace(point, ledger=(), transcript=()) for point in session.fork_points),
+            running_note=session.running.request.note if session.running else "",
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
+        return self._described(await self._inspected())
+
+    async def measured(self) -> Measured:
+        """For a scrape of the application's metrics."""
+        answer = await self._inspected()
+        return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
+
+    async def _inspected(self) -> Facts:
         answer = await self._service.call(Inspect(secrets.token_hex(8)))
         assert isinstance(answer, Facts)
+        return answer
+
+    def _described(self, answer: Facts) -> ReplicaInfo:
         return ReplicaInfo(
             replica=self._id,
             pid=os.getpid(),

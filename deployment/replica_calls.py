@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
+from deployment.metrics.measured import Measured
 from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
 ATTEMPTS = 3
@@ -65,10 +66,18 @@ class Replicas:
             await self._cluster.suspect(replica)
 
     async def all(self) -> list[ReplicaInfo]:
-        """Replicas that answer. A call to a dead one, not yet noticed by Serve, fails as a whole: ask again."""
+        """Replicas that answer."""
+        return await self._asked_of_all("info", seconds=10)
+
+    async def measured(self) -> list[Measured]:
+        """What they have done. A scraper waits 10 seconds at most."""
+        return await self._asked_of_all("measured", seconds=2)
+
+    async def _asked_of_all(self, method: str, seconds: float) -> list[Any]:
+        """A call to a dead one, not yet noticed by Serve, fails as a whole: ask again. RequestError (503)."""
         for _ in range(ATTEMPTS):
             try:
-                return await self._engine.broadcast("info").results_async(timeout_s=10)
+                return await self._engine.broadcast(method).results_async(timeout_s=seconds)
             except (RayActorError, TimeoutError):
                 continue
         raise RequestError(503, "unavailable", "the replicas do not answer")

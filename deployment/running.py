@@ -60,13 +60,13 @@ class RunningTurn:
         service: EngineService,
         keeper: SessionKeeper,
         stream: TurnStream,
-        done: Callable[[], None],
+        done: Callable[[TurnEvent], None],
         turn_log: TurnLog | None = None,
         course: Course | None = None,
         over: Finished | None = None,
     ) -> None:
-        """`stream`: that of all choices of the request. `done` is called when this one is over. `course`: how it went
-        before, elsewhere. `over`: how it ended there, so that it is only told."""
+        """`stream`: that of all choices of the request. `done` is called with this one's last event. `course`: how it
+        went before, elsewhere. `over`: how it ended there, so that it is only told."""
         self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
@@ -101,6 +101,14 @@ class RunningTurn:
 
     async def ended(self) -> None:
         await asyncio.wait([self._task])
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """For its lines in the log."""
+        named = {"turn": self._request.turn}
+        if self._session is None:
+            return named
+        return {**named, "session": self._session.key.session, "epoch": str(self._session.epoch)}
 
     # -------------------------------------------------------------------------------------------- moving
 
@@ -139,7 +147,7 @@ class RunningTurn:
         if self._session is not None and self._over is None:
             self._session.running = None
         self._stream.publish(last)
-        self._done()
+        self._done(last)
 
     async def _last_event(self) -> TurnEvent:
         if self._over is not None:
@@ -161,7 +169,7 @@ class RunningTurn:
         except EngineError as error:
             return of_engine(error.code, error.message, error.param)
         except Exception:
-            log.exception("turn %s failed", self._submit.turn)
+            log.exception("turn %s failed", self._submit.turn, extra=self._named)
             return Refused(500, engine_errors.INTERNAL_ERROR, "the server failed on this turn; its log says why")
 
     async def _pump(self) -> TurnEvent | None:
@@ -254,7 +262,7 @@ class RunningTurn:
         try:
             await self._keeper.copy(session)
         except (RequestError, EngineError) as error:
-            log.warning("no image on the way of turn %s: %s", self._submit.turn, error)
+            log.warning("no image on the way of turn %s: %s", self._submit.turn, error, extra=self._named)
 
     # -------------------------------------------------------------------------------------------- the end
 
@@ -268,7 +276,7 @@ class RunningTurn:
             try:
                 await self._settle(self._session, ended)
             except (RequestError, EngineError) as error:
-                log.warning("no image of the failed turn %s: %s", self._submit.turn, error)
+                log.warning("no image of the failed turn %s: %s", self._submit.turn, error, extra=self._named)
 
     async def _settle(self, session: Session, ended: Finished) -> None:
         """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
@@ -335,7 +343,7 @@ class RunningTurn:
         return (first, *(map(self._fact, self._scores) if self._scores else others))
 
     def _facts(self, started: Started, frontier: int | None) -> SessionFacts | None:
-        if self._session is None:
+        if self._session is None or self._session.keyed:
             return None
         return SessionFacts(
             id=self._session.key.session,

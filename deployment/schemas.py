@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -91,15 +92,22 @@ class Message(BaseModel):
         return content
 
 
+UsageTold = Literal["never", "end", "always"]
+"""Where a stream says what it used: in a chunk of its own at the end, or in each chunk too."""
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
 
+    @property
+    def usage_told(self) -> UsageTold:
+        if not self.include_usage:
+            return "never"
+        return "always" if self.continuous_usage_stats else "end"
 
-UsageTold = Literal["never", "end", "always"]
-"""Where a stream says what it used: in a chunk of its own at the end, or in each chunk too."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -150,16 +158,24 @@ class ResponseFormat(BaseModel):
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(max_length=4)]
 MAX_DIGITS = 20
 """Of a token id that is a key, and text therefore."""
 
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
+def _with_neutral(schema: dict[str, Any]) -> None:
+    """For descriptions of the interface: what is ignored, and what must ask for nothing."""
+    schema["additionalProperties"] = True
+    for name, values in NEUTRAL.items():
+        schema["properties"].setdefault(name, {"enum": [*values, None]})
+
+
 class GenerationBody(BaseModel):
     """What every request for text may say, whatever its prompt looks like."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral)
 
     model: str | None = None
     stream: StrictBool = False
@@ -193,7 +209,7 @@ class GenerationBody(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("priority", mode="before")
+    @field_validator("priority", mode="before", json_schema_input_type=Literal["interactive", "background"] | int)
     @classmethod
     def _of_number(cls, priority: Any) -> Any:
         """Other servers count: 0 is the usual one, and more is later."""
@@ -201,7 +217,7 @@ class GenerationBody(BaseModel):
             return "background" if priority > 0 else "interactive"
         return priority
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=StopString | StopStrings)
     @classmethod
     def _one_or_more(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
@@ -221,10 +237,7 @@ class GenerationBody(BaseModel):
 
     @property
     def usage_told(self) -> UsageTold:
-        options = self.stream_options or StreamOptions()
-        if not options.include_usage:
-            return "never"
-        return "always" if options.continuous_usage_stats else "end"
+        return (self.stream_options or StreamOptions()).usage_told
 
 
 class TurnBody(GenerationBody):
@@ -349,7 +362,7 @@ def parse(kind: type[Body], document: Any) -> Body:
     try:
         return kind.model_validate(known)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise _explained(error, known) from None
 
 
 def _asks_nothing(kind: type[BaseModel], name: str, value: Any) -> bool:
@@ -371,14 +384,35 @@ def _parts(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(part, dict) for part in value)
 
 
-def _explained(error: ValidationError) -> RequestError:
+def _explained(error: ValidationError, document: dict[str, Any]) -> RequestError:
     first, *others = error.errors(include_url=False)
-    if first["type"] == "string_type" and _parts(first["input"]):
+    while first["type"] == "string_type" and _parts(first["input"]):
         # Text, or a list of parts: whoever sent a list wants to know what is wrong in it.
         stem = first["loc"][:-1]
-        inside = (other for other in others if other["loc"][: len(stem)] == stem and len(other["loc"]) > len(stem) + 1)
-        first = next(inside, first)
-    # Members of a union and validators add their own names to the location; the client knows only fields and indices.
-    param = field_name(part for part in first["loc"] if isinstance(part, int) or ("[" not in part and part != "str"))
+        others = [other for other in others if other["loc"][: len(stem)] == stem and len(other["loc"]) > len(stem) + 1]
+        if not others:
+            break
+        first, *others = others
+    param = field_name(_place(first["loc"], document))
     message = first["msg"].removeprefix("Value error, ")
     return invalid(f"{param}: {message[:1].lower()}{message[1:]}, got {shown(first['input'])}", param)
+
+
+def _place(location: tuple[str | int, ...], value: Any) -> Iterator[str | int]:
+    """The fields and indices of a location in a document: members of a union, their tags and validators add names of
+    their own, which the client does not know."""
+    for part, following in zip(location, (*location[1:], None), strict=True):
+        if isinstance(part, int):
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and _is_field(part, following, value):
+            value = value.get(part)
+        else:
+            continue
+        yield part
+
+
+def _is_field(part: str, following: str | int | None, fields: dict[str, Any]) -> bool:
+    """Whether this part of a location is a field's name. One that is missing comes last."""
+    if "[" in part or (part not in fields and following is not None):
+        return False
+    return part != fields.get("type") or following not in fields

@@ -14,6 +14,19 @@ def listed(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": objects}
 
 
+def model_object(name: str, model: str, info: ReplicaInfo) -> dict[str, Any]:
+    """`name`: one of the model's, of which `model` is the one that answers have."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "dflash-serve",
+        "root": model,
+        "max_model_len": info.context_limit,
+        "speculative": info.backend,
+    }
+
+
 def placement_object(placement: Placed) -> dict[str, Any]:
     return {
         "id": placement.key.session,

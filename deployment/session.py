@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from deployment.engine.messages import Finished, Foreign, Hit
 from deployment.fork_points import left_behind, of_turn
+from deployment.keyed_turns import is_keyed
 from deployment.ownership import Epoch, SessionKey
 from deployment.turn_records import followed
 from deployment.turns import Prompt
-from state.media import Placed
+from state.media import Media, Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
 if TYPE_CHECKING:
@@ -74,8 +75,28 @@ class Session:
         self.fork_points = [*left_behind(past, self.record()), of_turn(self.record(), turn.id)]
 
     @property
+    def shown(self) -> dict[str, Media]:
+        """Its images and videos by the sha256 of the files that they came as. The transcript names them in the order in
+        which they stand in the ledger; one that does not name all of them names none."""
+        parts = [
+            part["sha256"]
+            for message in self.transcript
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if isinstance(part.get("sha256"), str)
+        ]
+        if len(parts) != len(self.media):
+            return {}
+        return {sha256: one.media for sha256, one in zip(parts, self.media, strict=True)}
+
+    @property
     def engine_id(self) -> str:
         return engine_id_of(self.key)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it is one turn's log, which nothing continues, instead of a client's session."""
+        return is_keyed(self.key)
 
     def record(self) -> SessionRecord:
         """What travels in the session's document."""

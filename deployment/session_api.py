@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.exceptions import RayError
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError, invalid, session_exists, session_unavailable, unknown_session
 from deployment.fork_points import ForkAt
+from deployment.keyed_turns import is_keyed
 from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -31,12 +32,21 @@ from deployment.server_objects import (
     turns_object,
 )
 from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
-from state.document import open_document
 from state.errors import StateError
+
+if TYPE_CHECKING:
+    from state.document import SessionDocument
 
 LOCATE_SECONDS = 10.0
 
 DOCUMENT_TYPE = "application/vnd.dflash.session"
+
+
+def _opened(body: bytes) -> SessionDocument:
+    # the only work of an ingress that needs torch, whose import takes seconds and memory
+    from state.document import open_document
+
+    return open_document(body)
 
 
 class SessionApi:
@@ -48,7 +58,8 @@ class SessionApi:
 
     async def placement(self, request: Request, name: str) -> Placed:
         """Where one of the asker's sessions is. A name that cannot be one is unknown like any other: 404."""
-        placement = await located(self._cluster, SessionKey(tenant_of(request), name))
+        key = SessionKey(tenant_of(request), name)
+        placement = None if is_keyed(key) else await located(self._cluster, key)
         if placement is None:
             raise unknown_session(name)
         return placement
@@ -64,7 +75,7 @@ class SessionApi:
             placements = await self._cluster.sessions(tenant_of(request))
         except (RayError, TimeoutError):
             raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
-        return listed([placement_object(placement) for placement in placements])
+        return listed([placement_object(placement) for placement in placements if not is_keyed(placement.key)])
 
     async def show(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
@@ -155,7 +166,7 @@ class SessionApi:
         name = None if id is None else session_name(id, "id")
         body = await body_of(request, self._document_limit)
         try:
-            document = await asyncio.to_thread(open_document, body)
+            document = await asyncio.to_thread(_opened, body)
         except StateError as error:
             raise RequestError(400, "bad_state", f"document: {error}", "document") from None
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)

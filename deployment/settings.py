@@ -8,16 +8,23 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployment.engine.drafting import Steps, check_steps, read_steps
+from deployment.engine.log_lines import LogFormat, LogLevel, LogOptions
 from deployment.engine.options import Backend, Capture, EngineOptions
+from deployment.hub import AUTO, hub_id, located, public_drafter
 from deployment.media_limits import MediaLimits, check_host
 from model import DEMO
 
 _MEDIA = MediaLimits()
 
+DEFAULT_PLACE = "default"
+"""Of `durable`: see `deployment/durable_place.py`."""
+
 
 class AppArgs(BaseModel):
     """Arguments of `deployment.app:build`. Without any it serves the embedded demo model with its DFlash2 drafter.
 
+    `model`, `draft`: a directory, or a name on the Hugging Face hub; `draft` `auto`: the public one of the model.
+    `model_name`: how clients call it; `model_aliases`: other names that they may use.
     `draft_tokens` None: the draft checkpoint's block size - 1. `draft_tokens_by_lanes`: text as in "1:15,3:7,8:0", or
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
@@ -26,7 +33,8 @@ class AppArgs(BaseModel):
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
-    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, and
+    `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, `none`, or
+    `default`, which is a directory of the head node's user and will not do where replicas are on others; and
     `durable_bytes`, its budget. `durable_key_env`: the name of the variable, in the environment of every node's Ray,
     that holds the keys it is encrypted with: 64 hex digits each, the first one for what is written.
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
@@ -34,6 +42,8 @@ class AppArgs(BaseModel):
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
     `capture`: when a GPU's rounds become graphs: at the `start`, `lazily` when each first comes, or `never`.
     `detach_seconds`: how long a turn with a session or an idempotency key goes on while nobody reads it (decision 22).
+    `stuck_seconds`: an engine that has work and does nothing for so long is replaced (None: 60 on a GPU, 600 on a CPU,
+    where one slice of a large model's prompt may take more than a minute).
     `stream_grace_seconds`: how long streams may go on whose ingress is being replaced.
     `media_hosts`: from where images and videos are fetched that a request names by http(s) URL, as `example.org`,
     `example.org:8443` or `*.example.org`, a list or text with commas; none: from nowhere. `media_items`: images and
@@ -44,6 +54,7 @@ class AppArgs(BaseModel):
     is a tenant of its own. It must lie wherever an ingress may run, and is read again when it changes.
     `import_bytes`: of a document that is imported, which its ingress holds in memory; what a host store could not hold
     is refused all the same.
+    `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are logged too.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
 
@@ -51,6 +62,7 @@ class AppArgs(BaseModel):
 
     model: Path = DEMO / "target"
     model_name: str | None = None
+    model_aliases: tuple[str, ...] = ()
     draft: Path | None = None
     backend: Backend = "dflash2"
     draft_tokens: int | None = Field(default=None, ge=1, le=15)
@@ -81,8 +93,8 @@ class AppArgs(BaseModel):
     accept_new_weights: bool = False
     api_keys: Path | None = None
     cluster_key_file: Path | None = None
-    durable: str | None = None
-    durable_bytes: int = Field(default=64 << 30, ge=0)
+    durable: str | None = DEFAULT_PLACE
+    durable_bytes: int = Field(default=16 << 30, ge=0)
     durable_key_env: str | None = Field(default=None, min_length=1)
     media_hosts: tuple[str, ...] = ()
     media_items: int = Field(default=_MEDIA.items, ge=0)
@@ -96,12 +108,16 @@ class AppArgs(BaseModel):
     capture: Capture = "start"
     check_invariants: bool = False
     detach_seconds: float = Field(default=30.0, ge=0)
+    stuck_seconds: float | None = Field(default=None, gt=0)
     stream_grace_seconds: float = Field(default=50.0, ge=0)
     replicas: int = Field(default=2, ge=1)
     most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
     import_bytes: int = Field(default=16 << 30, ge=0)
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "INFO"
+    log_texts: bool = False
 
     @field_validator("draft_tokens_by_lanes", mode="before")
     @classmethod
@@ -110,10 +126,27 @@ class AppArgs(BaseModel):
             return tuple(value.items())
         return read_steps(value) if isinstance(value, str) else value
 
-    @field_validator("media_hosts", mode="before")
+    @field_validator("durable")
+    @classmethod
+    def _place(cls, value: str | None) -> str | None:
+        if value is None or value == "none":
+            return None
+        if value != DEFAULT_PLACE and not (value.startswith("/") or "://" in value):
+            raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
+        return value
+
+    @field_validator("media_hosts", "model_aliases", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _visible(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not name.isprintable() or not name.strip():
+                raise ValueError(f"a model's name has visible characters, got {name!r}")
+        return names
 
     @field_validator("media_hosts")
     @classmethod
@@ -136,6 +169,12 @@ class AppArgs(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_key(self) -> AppArgs:
+        if self.durable_key_env is not None and self.durable is None:
+            raise ValueError(f"durable_key_env: {self.durable_key_env!r} is given, but durable is none")
+        return self
+
+    @model_validator(mode="after")
     def _choose_draft(self) -> AppArgs:
         check_steps(self.draft_tokens_by_lanes)
         if self.backend == "none":
@@ -144,9 +183,12 @@ class AppArgs(BaseModel):
             for name in ("draft_tokens", "draft_tokens_by_lanes"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: {getattr(self, name)} is given, but backend is none")
-        elif self.draft is None:
+        elif self.draft == AUTO and self.model != DEMO / "target":
+            self.draft = public_drafter(self.model, self.backend)
+        elif self.draft in (None, AUTO):
             if self.model != DEMO / "target":
-                raise ValueError(f"draft: backend {self.backend} needs a draft checkpoint's directory for {self.model}")
+                message = f"draft: backend {self.backend} needs a draft checkpoint for {self.model}: a directory"
+                raise ValueError(f"{message}, a name on the Hugging Face hub, or auto")
             self.draft = DEMO / self.backend
         return self
 
@@ -162,10 +204,11 @@ class AppArgs(BaseModel):
             raise ValueError(f"{place}: {message}, got {first['input']!r}" if place else message) from None
 
     def engine_options(self) -> EngineOptions:
-        """The engine's part."""
+        """The engine's part. What is on the hub is fetched; the default place is that of an application
+        (`deployment/durable_place.py`). Raises ValueError naming the field."""
         return EngineOptions(
-            model=self.model,
-            draft=self.draft,
+            model=located("model", self.model),
+            draft=None if self.draft is None else located("draft", self.draft),
             backend=self.backend,
             draft_tokens=self.draft_tokens,
             draft_tokens_by_lanes=self.draft_tokens_by_lanes,
@@ -177,9 +220,9 @@ class AppArgs(BaseModel):
             image_min_tokens=self.image_min_tokens,
             pages=self.pages,
             media_cache_bytes=self.media_cache_bytes,
-            durable=self.durable,
+            durable=None if self.durable == DEFAULT_PLACE else self.durable,
             durable_bytes=self.durable_bytes,
-            durable_key_env=self.durable_key_env,
+            durable_key_env=None if self.durable == DEFAULT_PLACE else self.durable_key_env,
             own_process=self.own_process,
             capture=self.capture,
             check_invariants=self.check_invariants,
@@ -199,7 +242,13 @@ class AppArgs(BaseModel):
             hash_all_weights=self.hash_all_weights,
             accept_numeric_path=self.accept_numeric_path,
             cluster_key_file=self.cluster_key_file,
+            log_format=self.log_format,
+            log_level=self.log_level,
         )
+
+    @property
+    def logs(self) -> LogOptions:
+        return LogOptions(self.log_format, self.log_level, self.log_texts)
 
     @property
     def media_limits(self) -> MediaLimits:
@@ -214,9 +263,20 @@ class AppArgs(BaseModel):
         )
 
     @property
+    def patience(self) -> float:
+        """`stuck_seconds`, which depend on the device."""
+        return self.stuck_seconds or (60.0 if self.device == "cuda" else 600.0)
+
+    @property
     def model_id(self) -> str:
-        """The name that clients use."""
-        return self.model_name or ("demo" if self.model == DEMO / "target" else self.model.name)
+        """The name that clients use, and that answers have."""
+        known = "demo" if self.model == DEMO / "target" else hub_id(self.model) or self.model.name
+        return self.model_name or known
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """All names under which clients may ask for the model."""
+        return tuple(dict.fromkeys((self.model_id, *self.model_aliases)))
 
     @property
     def ray_actor_options(self) -> dict[str, float]:

@@ -23,6 +23,17 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+def an_object(arguments: Any) -> Any:
+    """The arguments of a call as they came, an object or its text. Raises ValueError for anything else."""
+    try:
+        known = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        known = None
+    if not isinstance(known, dict):
+        raise ValueError("must be the JSON text of an object")
+    return arguments
+
+
 class CalledFunction(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -32,13 +43,7 @@ class CalledFunction(BaseModel):
     @field_validator("arguments")
     @classmethod
     def _an_object(cls, arguments: Any) -> Any:
-        try:
-            known = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError):
-            known = None
-        if not isinstance(known, dict):
-            raise ValueError("must be the JSON text of an object")
-        return arguments
+        return an_object(arguments)
 
 
 class CalledBefore(BaseModel):

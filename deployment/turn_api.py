@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +17,14 @@ from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat, merged
 from deployment.completion_schema import CompletionBody
+from deployment.content_parts import PartReader, chat_part
 from deployment.errors import Refused, RequestError
 from deployment.event_ids import parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
 from deployment.media_intake import MediaIntake
 from deployment.media_limits import MediaLimits
+from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
@@ -48,12 +50,20 @@ class _Asked:
 
 class TurnApi:
     def __init__(
-        self, replicas: Replicas, cluster: Cluster, model: str, last_call: LastCall, media: MediaLimits
+        self,
+        replicas: Replicas,
+        cluster: Cluster,
+        models: Sequence[str],
+        last_call: LastCall,
+        media: MediaLimits,
+        metrics: TurnMetrics,
     ) -> None:
+        """`models`: the names of the one that is served."""
         self._stream = LastingStream(replicas, cluster)
-        self._model = model
+        self._models = models
         self._last_call = last_call
         self._intake = MediaIntake(media)
+        self._metrics = metrics
 
     async def chat(self, request: Request) -> Response:
         return await self._take(await self._asked(request, "history"), ChatFormat)
@@ -76,33 +86,40 @@ class TurnApi:
             for answer in answers:  # of a refused one the others go too
                 answer.cancel()
 
-    async def follow(self, request: Request, placement: Placed, turn: str, with_usage: bool) -> Response:
+    async def follow(self, request: Request, placement: Placed, turn: str, usage: UsageTold) -> Response:
         """A session's turn from its first event, or from after the event that the reader had last."""
         seen, name = request.query_params.get("after"), "after"
         if seen is None:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        usage: UsageTold = "end" if with_usage else "never"
         return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
 
-    def events(self, turn: TurnRequest) -> Bounded:
-        """A turn's events, from its first to its last; a refusal is one."""
-        return self._last_call.bounded(self._stream.taken(turn))
+    def events(self, turn: TurnRequest, streamed: bool) -> Bounded:
+        """A turn's events, from its first to its last; a refusal is one. `streamed`: the client gets them one by
+        one."""
+        return self._metrics.watched(self._last_call.bounded(self._stream.taken(turn)), streamed)
 
     async def document(self, request: Request) -> tuple[Any, int]:
         """The body of a request that may hold media, and how many bytes it has. RequestError: 400, 413."""
         data = await body_of(request, self._intake.body_bytes)
         return await document_in(data), len(data)
 
-    async def seen(self, turn: TurnRequest, body_bytes: int) -> TurnRequest:
-        """The turn with its media beside its messages. RequestError: 400, 413."""
-        return await self._intake.taken(turn, body_bytes)
+    async def seen(
+        self,
+        turn: TurnRequest,
+        body_bytes: int,
+        places: Sequence[str] | None = None,
+        reader: PartReader = chat_part,
+    ) -> TurnRequest:
+        """The turn with its media beside its messages. `places`: where another interface has them. RequestError: 400,
+        413."""
+        return await self._intake.taken(turn, body_bytes, places, reader)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for another model than the one that is served."""
-        if name is not None and name != self._model:
-            message = f"model: {name!r} is not served; {self._model!r} is"
+        if name is not None and name not in self._models:
+            message = f"model: {name!r} is not served; {' or '.join(map(repr, self._models))} is"
             raise RequestError(404, "model_not_found", message, "model")
 
     async def _asked(
@@ -116,11 +133,11 @@ class TurnApi:
         return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
-        return await _answer(self.events(asked.turn), shown, asked.stream, asked.usage, True)
+        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage, True)
 
     async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
         """RequestError where there is no whole answer."""
-        async with aclosing(self.events(turn)) as events:
+        async with aclosing(self.events(turn, streamed=False)) as events:
             opened = await begun(events)
             return shown(opened).whole(await told_whole(opened, events))
 

@@ -26,12 +26,13 @@ from deployment.prompting import Prompter
 from deployment.running import RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
+from deployment.turn_lines import TurnLines
 from deployment.turn_log import SessionTurnLog, TurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
-from deployment.turn_table import REPEAT_SECONDS, TurnTable, check_same
+from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
-from deployment.wire import Elsewhere, Route, TurnRequest, without_media
+from deployment.wire import NOTHING, Elsewhere, Route, TurnEvent, TurnRequest, without_media
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -48,8 +49,9 @@ class TurnDesk:
         detach_seconds: float,
         later: Later,
         unix: Callable[[], float] = time.time,
+        lines: TurnLines | None = None,
     ) -> None:
-        """`unix`: seconds since 1970, for tests."""
+        """`unix`: seconds since 1970, for tests. `lines`: what the log says of turns; by default no texts."""
         self._replica = replica
         self._model = model
         self._service = service
@@ -59,6 +61,7 @@ class TurnDesk:
         self._detach_seconds = detach_seconds
         self._later = later
         self._unix = unix
+        self._lines = lines or TurnLines()
         self._hinted = HintedState(service)
         self._beginning = Locks()
 
@@ -108,7 +111,7 @@ class TurnDesk:
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
-        if request.mode != "append":
+        if not request.needs_its_session:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await self._prompter.alone(request)
             request = without_media(request)
@@ -121,7 +124,10 @@ class TurnDesk:
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
-        prompt = await self._prompter.appended(request, session)
+        if request.mode == "append":
+            prompt = await self._prompter.appended(request, session)
+        else:
+            prompt = await self._prompter.alone(request, session)
         request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
@@ -152,7 +158,7 @@ class TurnDesk:
                 return known
             _check_newest(request, session)  # who comes too late to go on here ends nothing
             running = session.running
-            if running is not None and running.unread:
+            if running is not None and running.left:
                 running.cancel()
             if not await self._keeper.idle(session):
                 raise session_busy(request.key.session, _what_runs(session))
@@ -165,8 +171,11 @@ class TurnDesk:
         one, that with the same body; or the turn itself, whose ingress has not heard that it began before its replica
         died."""
         same = request_sha256(request) if request.repeated and request.idempotency_key is None else None
-        since = self._unix() - REPEAT_SECONDS
+        now = self._unix()
+        since = now - REPEAT_SECONDS
         for record in reversed(session.turns):
+            if session.keyed and record.ended_at + KEPT_SECONDS < now:
+                return None  # its key is free again, though nobody has taken it away yet
             if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
             if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
@@ -175,8 +184,8 @@ class TurnDesk:
         return None
 
     async def _run(self, request: TurnRequest, prompt: Prompt, session: Session | None) -> HeldTurn:
-        engine_id = session.engine_id if session else None
-        if session is None and request.hint is not None:
+        engine_id = _engine_id(session)
+        if engine_id is None and request.hint is not None:
             engine_id = await self._hinted.engine_id(request.tenant, request.hint)
         return self.start(request, prompt, session, engine_id)
 
@@ -208,7 +217,7 @@ class TurnDesk:
         request, prompt = logged.request(session.key), logged.prompt(session.media)
         began, over = logged.began, logged.finished()
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
-        submit = self._submit(request, prompt, session.engine_id, began.seed)
+        submit = self._submit(request, prompt, _engine_id(session), began.seed)
         if over is None:
             self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
         elif over.token_ids and self._table.find(request.turn, session.key) is None:
@@ -231,7 +240,7 @@ class TurnDesk:
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                lambda: self._ended(held), turn_log, course, over,
+                partial(self._ended, held, choice.sampling.sub, session), turn_log, course, over,
             )
             for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
@@ -241,8 +250,9 @@ class TurnDesk:
         self._table.add(held)
         return held
 
-    def _ended(self, held: HeldTurn) -> None:
+    def _ended(self, held: HeldTurn, choice: int, session: Session | None, last: TurnEvent) -> None:
         """One of its choices is over."""
+        self._lines.ended(held, choice, session, last)
         if held.stream.over:
             held.over()
             self._table.ended(held)
@@ -295,13 +305,19 @@ def _check_stored(request: TurnRequest, session: Session) -> None:
         raise RequestError(409, "session_kept_otherwise", message, "store")
 
 
+def _engine_id(session: Session | None) -> str | None:
+    """Where the engine keeps the state of a turn's session; None: it keeps none."""
+    return None if session is None or session.keyed else session.engine_id
+
+
 def _check_newest(request: TurnRequest, session: Session | None) -> None:
     """RequestError (409) if another turn than the one that the request follows is its session's newest by now."""
     if request.follows is None or session is None:
         return
-    newest = session.turns[-1].id if session.turns else None
+    newest = session.turns[-1].id if session.turns else NOTHING
     if newest != request.follows:
-        message = f"session {session.key.session!r} has gone on after turn {request.follows}"
+        after = f"after turn {request.follows}" if request.follows else "and has turns"
+        message = f"session {session.key.session!r} has gone on {after}"
         raise RequestError(409, "session_moved_on", message, "session")
 
 

@@ -73,6 +73,12 @@ class TurnStream:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
+    def said(self, choice: int) -> tuple[str, str]:
+        """Reasoning and content of a choice so far."""
+        events = [told.event for told in self._told if isinstance(told.event, Delta | Closed)]
+        said = [event for event in events if event.choice == choice]
+        return "".join(event.reasoning for event in said), "".join(event.content for event in said)
+
     async def begun(self) -> None:
         """Waits for the first event."""
         while not self._told:

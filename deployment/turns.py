@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from deployment.common_prefix import common_prefix
 from deployment.engine.messages import Grammar, Submit, ThinkingBudget
 from deployment.parsing.turn_text import THINK_CLOSE, THINK_OPEN, think_is_open
 from deployment.shown_media import NO_MEDIA, ShownMedia
@@ -40,16 +41,6 @@ class Prompt:
     def opener(self) -> tuple[int, ...]:
         """What stands between the stable part and the answer: it says whether a think block is open."""
         return self.ids[self.stable_boundary :]
-
-
-def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Length of the longest common prefix."""
-    length = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
 
 
 def full_history(

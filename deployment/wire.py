@@ -33,6 +33,10 @@ class Route:
     firm: bool = False
 
 
+NOTHING = ""
+"""In the place of a turn: the session has none yet."""
+
+
 @dataclass(frozen=True)
 class MediaSource:
     """An image or a video as its client sent it. `sha256`: of `data`, 64 hex digits; the content part of the message
@@ -46,6 +50,15 @@ class MediaSource:
 
 
 @dataclass(frozen=True)
+class KeptMedia:
+    """An image or a video that the turn's session has shown before, by the sha256 of the file that it came as."""
+
+    kind: MediaKind
+    sha256: str
+    place: str
+
+
+@dataclass(frozen=True)
 class TurnRequest:
     """One turn, validated. None: model's default.
 
@@ -54,13 +67,15 @@ class TurnRequest:
     `hint`: a client's own name of what it works on, where state is looked for and kept (decision 19).
     `accept_durable`: an older state of the session will do, if its newest is lost.
     `media`: those of `messages`, in the order of their content parts `{"type": kind, "sha256": ...}`; they are decoded
-    where the model's rules are known, for the `Prompt`.
+    where the model's rules are known, for the `Prompt`, but for those that its session has.
     `draws`: the seed that it drew by where it ran before.
     `resumed`: the turn has run before, without a log; the rounds of each choice as its ingress heard them.
     `tools`: what it may call. `preserve_thinking`: whether the template keeps the thinking of earlier turns.
     `continues`: the last message is the assistant's, and the answer goes on with it. `echo`: the prompt is told too,
     with log-probabilities if `logprobs` asks for those.
-    `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest.
+    `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest, or
+    NOTHING.
+    `unattended`: it goes on however long nobody reads it.
     `store`: False, of a session that is in the memory of one node and nowhere else; True, of one that is not.
     """
 
@@ -95,7 +110,7 @@ class TurnRequest:
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = None
     prompt: str | tuple[int, ...] = ""
-    media: tuple[MediaSource, ...] = ()
+    media: tuple[MediaSource | KeptMedia, ...] = ()
     idempotency_key: str | None = None
     repeated: bool = False
     hint: str | None = None
@@ -108,7 +123,13 @@ class TurnRequest:
     echo: bool = False
     note: str = ""
     follows: str | None = None
+    unattended: bool = False
     store: bool | None = None
+
+    @property
+    def needs_its_session(self) -> bool:
+        """Whether its prompt can only be made where its session is."""
+        return self.mode == "append" or any(isinstance(one, KeptMedia) for one in self.media)
 
     @property
     def outlives_its_reader(self) -> bool:
@@ -284,8 +305,8 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session's owner knows of it. `checkpoints`: kind and frontier of those in its newest copy; `fork_points`:
-    without what they have of their own."""
+    """What a session's owner knows of it. `running_note`: of the turn that runs. `checkpoints`: kind and frontier of
+    those in its newest copy; `fork_points`: without what they have of their own."""
 
     replica: str
     epoch: Epoch
@@ -296,6 +317,7 @@ class SessionInfo:
     turns: tuple[dict[str, Any], ...]
     checkpoints: tuple[tuple[str, int], ...] = ()
     fork_points: tuple[ForkPoint, ...] = ()
+    running_note: str = ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require_contiguous, require_head_dim
-from kernels.linear import linear, streamed_parts, streaming, streams
+from kernels.linear import STREAMED_ROWS, linear, shared_evenly, streamed_parts, streaming, streams
 from kernels.norms import plain_rms_norm, summed_plain_rms_norm
 from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.paged_attention import write_pages
@@ -184,18 +184,20 @@ def _store_layers(
     batch, column = token // columns, token % columns
     count, slot = tl.load(counts_ptr + batch), tl.load(slots_ptr + batch)
     position = tl.load(start_ptr + batch) + column
-    is_local = (LOCAL >> layer) & 1
-    if (column >= count) | ((is_local == 1) & (column < count - WINDOW)):
-        return
 
+    # Asked for before it is known whether the column counts: its product is there in any case.
     head, half, dim = tl.arange(0, HEADS_PADDED), tl.arange(0, HALF), tl.arange(0, 2 * HALF)
     present = (head < HEADS)[:, None]
     at_raw = raw_ptr + (token.to(tl.int64) * LAYERS + layer) * (2 * HEADS * 2 * HALF)
     row = at_raw + head[:, None] * (2 * HALF)
     first = tl.load(row + half[None, :], mask=present, other=0.0)
     second = tl.load(row + HALF + half[None, :], mask=present, other=0.0)
-    values = tl.load(row + HEADS * 2 * HALF + dim[None, :], mask=present, other=0.0).to(MODEL_TYPE)
+    values = tl.load(row + HEADS * 2 * HALF + dim[None, :], mask=present, other=0.0)
+    is_local = (LOCAL >> layer) & 1
+    if (column >= count) | ((is_local == 1) & (column < count - WINDOW)):
+        return
 
+    values = values.to(MODEL_TYPE)
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
     norm = norms_ptr + layer * (2 * HALF) + half
@@ -238,7 +240,7 @@ def store_context_kv_triton(
     page_keys = stores.ring_keys if stores.page_keys is None else stores.page_keys
     page_values = stores.ring_values if stores.page_values is None else stores.page_values
     _store_layers[(batch * columns * layers,)](
-        linear(c, weight, torch.float32),
+        _projected(c, weight),
         key_norms,
         frequencies,
         start,
@@ -265,6 +267,15 @@ def store_context_kv_triton(
         num_warps=4,
         launch_pdl=overlaps(c),
     )
+
+
+def _projected(c: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """K and V rows of all layers, FP32 [R, L * 2 * Hkv * D]. Between our kernels the library's launch would be waited
+    for, and wait itself: there streaming is the faster one of a shallow weight too."""
+    columns = c.reshape(-1, c.shape[-1])
+    if overlaps(c) and 0 < len(columns) <= STREAMED_ROWS and c.dtype == torch.bfloat16:
+        return streamed_parts(columns, weight, shared_evenly(len(columns), len(weight)))[0]
+    return linear(columns, weight, torch.float32)
 
 
 def _check(

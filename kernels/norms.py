@@ -7,7 +7,8 @@
 The mean is over the last axis, in FP32. Rounding points: `plain` and the inner norm of `gated` round the normalised
 value to x's dtype before the gain is applied; `offset` applies the gain in FP32 and rounds once; `gated` multiplies by
 the gate in FP32 and rounds once at the end. The forms that add first round the sum, which is the residual or a product
-in parts, and normalise the rounded one.
+in parts, and normalise the rounded one; what is added to a residual may come in parts too, whose FP32 sum is rounded
+before.
 
 Source: specification ("plain_rmsnorm"), decision 10.
 """
@@ -31,6 +32,11 @@ from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
     x32 = x.float()
     return x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+
+
+def _whole(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What is to be added to `x`, which may come in parts."""
+    return y if y.dim() == x.dim() else y.float().sum(-2).to(x.dtype)
 
 
 def plain_rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -73,7 +79,7 @@ def _rms_norm_kernel(
     eps,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    ADDS: tl.constexpr,
+    PARTS: tl.constexpr,
     OFFSET: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -86,8 +92,11 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * x_stride + d, mask=inside, other=0.0)
     dtype = x.dtype
     x = x.to(tl.float32)
-    if ADDS:
-        x = (x + tl.load(y_ptr + row * y_stride + d, mask=inside, other=0.0).to(tl.float32)).to(dtype)
+    if PARTS:
+        y = tl.zeros((BLOCK,), tl.float32)
+        for part in tl.static_range(PARTS):
+            y += tl.load(y_ptr + row * y_stride + part * D + d, mask=inside, other=0.0).to(tl.float32)
+        x = (x + y.to(dtype).to(tl.float32)).to(dtype)
         tl.store(sum_ptr + row * D + d, x, mask=inside)
         x = x.to(tl.float32)
     mean_square = tl.sum(x * x, 0) / D
@@ -167,14 +176,14 @@ def _launch(
     eps: float,
     offset: bool,
 ) -> torch.Tensor:
-    """One program a row, `total` = x + y [..., D] filled where y is given -> the norm [..., D]."""
-    width = x.shape[-1]
+    """One program a row, `total` = x + y [..., D] filled where y [..., P, D] is given -> the norm [..., D]."""
+    width, parts = x.shape[-1], 0 if y is None else y.shape[-2]
     require("weight", weight, (width,), torch.float32, torch.bfloat16)
     require("x", x, tuple(x.shape), torch.float32, torch.bfloat16)
     dtype = x.dtype if offset else torch.promote_types(x.dtype, weight.dtype)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows = x.reshape(-1, width)
-    added = rows if y is None else y.reshape(-1, width)
+    added = rows if y is None else y.reshape(-1, parts * width)
     block, overlapping = triton.next_power_of_2(width), overlaps(x)
     if rows.shape[0]:
         _rms_norm_kernel[(rows.shape[0],)](
@@ -188,7 +197,7 @@ def _launch(
             eps,
             D=width,
             BLOCK=block,
-            ADDS=y is not None,
+            PARTS=parts,
             OFFSET=offset,
             OVERLAPS=overlapping,
             num_warps=min(max(block // 512, 1), 8),
@@ -200,7 +209,9 @@ def _launch(
 def _launch_after_adding(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, offset: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    require("y", y, tuple(x.shape), x.dtype)
+    if y.dim() == x.dim():
+        y = y.unsqueeze(-2)
+    require("y", y.select(-2, 0), tuple(x.shape), x.dtype)
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return total, _launch(x, y, weight, total, eps, offset)
 
@@ -295,20 +306,20 @@ def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
 def add_plain_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x`, `y` [..., D] of one dtype, `weight` [D] -> (x + y, its plain norm), [..., D] each."""
+    """`x`, `y` [..., D] or [..., P, D] of one dtype, `weight` [D] -> (x + y, its plain norm), [..., D] each."""
     if x.is_cuda:
         return add_plain_rms_norm_triton(x, y, weight, eps)
-    total = x + y
+    total = x + _whole(y, x)
     return total, plain_rms_norm_reference(total, weight, eps)
 
 
 def add_offset_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x`, `y` [..., D] of one dtype, `weight` [D] -> (x + y, its offset norm), [..., D] each."""
+    """`x`, `y` [..., D] or [..., P, D] of one dtype, `weight` [D] -> (x + y, its offset norm), [..., D] each."""
     if x.is_cuda:
         return add_offset_rms_norm_triton(x, y, weight, eps)
-    total = x + y
+    total = x + _whole(y, x)
     return total, offset_rms_norm_reference(total, weight, eps)
 
 

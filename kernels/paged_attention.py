@@ -111,6 +111,9 @@ def grouped_attention(
 
 MULTIPROCESSORS = 132
 """Of an H200: what a launch is cut for."""
+SHARING = 1.25
+"""How much longer a program's share takes where contexts of 64k are shared, with the kernel that sums the parts: 384 to
+1,024 columns of 27B over two to five slots. Over contexts of a few pages it is more, and little beside the products."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,27 @@ class Tiling:
         block_rows = 16 if rows <= 16 or itemsize == 4 else 64 if rows <= 64 else 128
         keys, stages = (32, 1) if itemsize == 4 else (32, 3) if block_rows == 128 else (64, 3)
         at_once = MULTIPROCESSORS if large else 2 * MULTIPROCESSORS
-        slots = at_once // (kv_heads * triton.cdiv(rows, block_rows))
+        slots = cls._slots(kv_heads * triton.cdiv(rows, block_rows), at_once)
         slots = max(1, min(slots, triton.cdiv(longest, keys)))
         if slots == 1 and block_rows == 128:
             keys, stages = 64, 2
         summed = min(8, triton.next_power_of_2(max(1, batch * kv_heads * rows // (4 * MULTIPROCESSORS))))
         return cls(block_rows, keys, slots, 8 if large or block_rows == 128 else 4, stages, summed)
+
+    @staticmethod
+    def _slots(tiles: int, at_once: int) -> int:
+        """For so many tiles of query rows, where `at_once` programs run together: as many as do, unless some more leave
+        fewer multiprocessors without a program at the end. 384 columns of 27B have 72 tiles: five slots each make three
+        waves of a fifth, 0.6 of the time of one wave that fills half of the card. With more tiles there is less to win,
+        and more memory to write."""
+        few = max(1, at_once // tiles)
+        if tiles > 2 * at_once:
+            return few
+
+        def waves(slots: int) -> float:
+            return triton.cdiv(tiles * slots, at_once) / slots * (SHARING if slots > 1 else 1)
+
+        return min(range(few, few + 5), key=waves)
 
 
 def paged_attention_triton(

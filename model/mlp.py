@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.experts import Experts, run_experts
 from kernels.gated_mlp import gated_mlp
 from kernels.linear import Linear
-from kernels.moe import route, routed_experts
+from kernels.router import route
 from model.config import MoeConfig, TargetConfig
 from model.reader import WeightReader
 
@@ -23,25 +24,22 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class MoeMlp:
-    """`router` [E, H]; experts' `gate_up` [E, 2 I, H], `down` [E, H, I]; `shared`, scaled by `shared_gate` [1, H]."""
+    """`router` [E, H] chooses `top_k` of the `experts`; `shared_gate` [1, H] scales the shared one."""
 
     top_k: int
     router: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    shared: DenseMlp
-    shared_gate: Linear
+    shared_gate: torch.Tensor
+    experts: Experts
 
 
 def run_mlp(mlp: DenseMlp | MoeMlp, x: torch.Tensor) -> torch.Tensor:
-    """`x` [B, T, H], normalised -> [B, T, H], to be added to the residual."""
+    """`x` [B, T, H], normalised -> what is added to the residual: [B, T, H], or of a mixture in parts [B, T, k + 1, H]
+    whose sum is rounded first."""
     if isinstance(mlp, DenseMlp):
         return gated_mlp(x, mlp.gate_up, mlp.down)
-    rows = x.flatten(0, 1)
-    weights, experts = route(rows, mlp.router, mlp.top_k)
-    routed = routed_experts(rows, weights, experts, mlp.gate_up, mlp.down)
-    shared = gated_mlp(rows, mlp.shared.gate_up, mlp.shared.down)
-    return (routed + mlp.shared_gate(rows).sigmoid() * shared).view_as(x)
+    columns = x.flatten(0, 1)
+    parts = run_experts(columns, route(columns, mlp.router, mlp.shared_gate, mlp.top_k), mlp.experts)
+    return parts.unflatten(0, x.shape[:2])
 
 
 def read_mlp(reader: WeightReader, prefix: str, config: TargetConfig) -> DenseMlp | MoeMlp:
@@ -50,13 +48,17 @@ def read_mlp(reader: WeightReader, prefix: str, config: TargetConfig) -> DenseMl
     if config.moe is None:
         return _read_dense(reader, name, config.hidden_size, config.intermediate_size)
     moe, hidden = config.moe, config.hidden_size
+    shared = _read_dense(reader, f"{name}shared_expert.", hidden, moe.shared_intermediate_size)
     return MoeMlp(
         top_k=moe.experts_per_token,
         router=reader.tensor(f"{name}gate.weight", moe.num_experts, hidden),
-        gate_up=_read_gate_up(reader, name, moe, hidden),
-        down=_read_down(reader, name, moe, hidden),
-        shared=_read_dense(reader, f"{name}shared_expert.", hidden, moe.shared_intermediate_size),
-        shared_gate=Linear(reader.tensor(f"{name}shared_expert_gate.weight", 1, hidden)),
+        shared_gate=reader.tensor(f"{name}shared_expert_gate.weight", 1, hidden),
+        experts=Experts(
+            gate_up=_read_gate_up(reader, name, moe, hidden),
+            down=_read_down(reader, name, moe, hidden),
+            shared_gate_up=shared.gate_up.weight,
+            shared_down=shared.down.weight,
+        ),
     )
 
 

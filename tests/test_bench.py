@@ -14,7 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench import demo_model, gpu, target_accept, target_attention, target_gdn, target_kernels, target_works
+from bench import (
+    demo_model,
+    gpu,
+    target_accept,
+    target_attention,
+    target_gdn,
+    target_kernels,
+    target_moe,
+    target_works,
+)
 from model import DEMO
 from model.tokenizer import Tokenizer
 
@@ -67,6 +76,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (target_gdn, gdn),
         (target_attention, attention),
         (target_accept, {"PUBLIC": 500, "VOCABULARY": 512, "BATCHES": (1,), "WIDTH": 2}),
+        (target_moe, {"WIDTH": 32, "COUNT": 12, "TOP_K": 2, "INNER": 16, "VERIFY": [(2, 3)], "PREFILL": [1100]}),
         (gpu, {"L2_BYTES": 1}),
     ):
         for name, value in sizes.items():
@@ -93,6 +103,7 @@ def test_every_part_of_the_targets_bench_runs_and_is_right_against_fp64(
     assert {row["op"] for row in written["rows"]} == {
         *("gdn_verify", "gdn_fold", "gdn_prefill"),
         *("attention_verify", "attention_prefill", "image_gather", "image_scatter", "accept"),
+        *("mixture_verify", "mixture_prefill"),
     }
     for row in written["rows"]:
         assert row["max_error"] < 0.01, row

@@ -1,4 +1,4 @@
-"""docs/performance.md says of kernels what the results files say."""
+"""docs/performance.md says of kernels, rounds and starts what the results files say."""
 
 from __future__ import annotations
 
@@ -36,3 +36,65 @@ def test_every_row_of_the_table_of_kernels_is_in_a_results_file() -> None:
         missing = ["-"] * 3
         found = [files.get((op, model, columns, context, lanes), missing) for lanes in (1, 8)]
         assert found != [missing] * 2 and cells == [x for times in found for x in times], op
+
+
+def tables(section: str) -> list[list[list[str]]]:
+    """The rows of each table of a section, without its head."""
+    page = (ROOT / "docs/performance.md").read_text()
+    text = page.split(f"## {section}\n")[1].split("\n## ")[0]
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
+    return [[line.strip("| ").split(" | ") for line in block[2:]] for block in blocks]
+
+
+def results(name: str, table: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "bench/results" / name).read_text())[table]
+
+
+def rounds_27b() -> list[dict[str, Any]]:
+    return [row for row in results("round.h200.json", "rounds") if row["model"] == "27B"]
+
+
+def test_rounds_and_their_parts_are_those_of_the_results_file() -> None:
+    drawn = {(row["B"], row["context"]): row for row in rounds_27b() if row["temperature"]}
+    rounds, parts, _ = tables("A round of 27B on one H200")
+    contexts = sorted({context for _, context in drawn})
+    for lanes, *cells in rounds:
+        for context, cell in zip(contexts, cells, strict=True):
+            row = drawn.pop((int(lanes), context), None)
+            assert cell == (f"{row['round_ms']:.1f} ({row['floor_ms']:.1f})" if row else "-")
+    assert not drawn
+    found = {(row["B"], row["context"], row["temperature"]): row for row in rounds_27b()}
+    for lanes, context, *cells in parts:
+        row = found[int(lanes), int(context.replace(",", "")), 0.7]
+        assert cells == [f"{ms:.2f}" for ms in row["parts"].values()]
+
+
+def test_starts_are_those_of_the_results_file() -> None:
+    by_cache = {row["triton_cache"]: row for row in results("ready.h200.json", "ready")}
+    *_, starts = tables("A round of 27B on one H200")
+    names = ("imports", "load", "pools", "capture", "first_token")
+    for cache, *cells in starts:
+        row = by_cache.pop(cache)
+        assert cells == [f"{seconds:.1f} s" for seconds in (*(row["seconds"][name] for name in names), row["total_s"])]
+    assert not by_cache
+
+
+def test_every_row_of_the_tables_of_a_mixture_is_in_a_results_file() -> None:
+    """Rounds, and then the mixture's own kernels."""
+    page = (ROOT / "docs/performance.md").read_text().split("## A mixture on one H200")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rounds = [line for line in lines if len(line) == 12 and line[0].isdigit()]
+    kernels = [line for line in lines if line[0].startswith("mixture_")]
+    assert rounds and kernels
+    results = json.loads((ROOT / "bench/results/round.h200.json").read_text())["rounds"]
+    found = [row for row in results if row["model"] == "35B-A3B" and row["temperature"] > 0]
+    measured_rounds = {(row["K"], row["B"], row["context"]): row for row in found}
+    for drafts, lanes, context, *cells in rounds:
+        row = measured_rounds[int(drafts), int(lanes), int(context.replace(",", ""))]
+        parts = [row["parts"][name] for name in ("append", "propose", "verify", "accept", "commit", "host")]
+        assert cells == [f"{row['experts']:.0f}", *(f"{ms:.2f}" for ms in (row["round_ms"], row["floor_ms"], *parts))]
+    of_kernels = json.loads((ROOT / "bench/results/moe_kernels.h200.json").read_text())["rows"]
+    known = {(row["op"], row["B"], row["Q"]): row for row in of_kernels}
+    for op, lanes, columns, *cells in kernels:
+        row = known[op, int(lanes), int(columns.replace(",", ""))]
+        assert cells == [microseconds(row[time]) for time in ("ms", "floor_ms", "peer_ms")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_
 # ------------------------------------------------------------------------------------------------ refusals
 
 
+def new_request_id() -> str:
+    """Every answer has one, and a refusal too."""
+    return f"req_{secrets.token_hex(12)}"
+
+
 def status_of(refused: Refused) -> int:
     """529 is this interface's word for a server that has no room now."""
     if refused.status == 503 or (refused.code == engine.OVERLOADED and refused.param is None):
@@ -42,8 +48,8 @@ def error_object(refused: Refused, request: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": refused.message}, "request_id": request}
 
 
-def refusal(refused: Refused, request: str) -> JSONResponse:
-    status = status_of(refused)
+def refusal(refused: Refused) -> JSONResponse:
+    status, request = status_of(refused), new_request_id()
     headers = {"request-id": request} | ({"retry-after": "1"} if status in (429, 529) else {})
     return JSONResponse(error_object(refused, request), status, headers)
 

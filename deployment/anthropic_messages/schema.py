@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from deployment.content_parts import anthropic_part, checked
 from deployment.schemas import StopString
@@ -81,6 +81,14 @@ Block = Annotated[
 ]
 
 
+_BLOCKS = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+"""Which blocks a message may have, by its role."""
+
+
 class MessageBody(BaseModel):
     """A system message may come in mid-conversation."""
 
@@ -88,6 +96,17 @@ class MessageBody(BaseModel):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+
+    @field_validator("content")
+    @classmethod
+    def _of_its_role(cls, content: str | list[Block], info: ValidationInfo) -> str | list[Block]:
+        role = info.data.get("role", "")
+        known = _BLOCKS.get(role)
+        for index, block in enumerate(content if known and not isinstance(content, str) else ()):
+            if known and not isinstance(block, str) and block.type not in known:
+                named = f"block {index} of a message of role {role!r}"
+                raise ValueError(f"{named} must be one of {', '.join(known)}, not {block.type}")
+        return content
 
     @property
     def blocks(self) -> list[Block]:
@@ -163,11 +182,26 @@ class PromptBody(BaseModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
+    @field_validator("messages")
+    @classmethod
+    def _no_open_call(cls, messages: list[MessageBody]) -> list[MessageBody]:
+        if any(isinstance(block, ToolUseBlock) for block in messages[-1].blocks):
+            raise ValueError("the last one has tool_use blocks, whose tool_result blocks must follow")
+        return messages
+
     @property
     def continues(self) -> bool:
-        """Whether the answer has been begun: by an assistant's message at the end, which holds no call."""
-        last = self.messages[-1]
-        return last.role == "assistant"
+        """Whether the answer has been begun, by an assistant's message at the end."""
+        return self.messages[-1].role == "assistant"
+
+    @property
+    def media_places(self) -> list[str]:
+        """What holds each image, in the order in which `chat` has them."""
+        return [
+            f"{place}.source.{'data' if block.source['type'] == 'base64' else 'url'}"
+            for number, message in enumerate(self.messages)
+            for place, block in _images(message.blocks, f"messages[{number}].content")
+        ]
 
     @property
     def chat(self) -> dict[str, Any]:
@@ -230,23 +264,31 @@ def _assistant(message: MessageBody) -> list[dict[str, Any]]:
 
 def _given(message: MessageBody) -> Iterator[dict[str, Any]]:
     """A user's message: results of calls are messages of their own, and come first, as the calls are waiting."""
-    others = [block for block in message.blocks if not isinstance(block, ToolResultBlock)]
     for block in message.blocks:
         if isinstance(block, ToolResultBlock):
             parts = block.content if isinstance(block.content, str) else [_part(one) for one in block.content]
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
-    if others:
-        texts = [block.text for block in others if isinstance(block, TextBlock)]
-        plain = len(texts) == len(others)
-        yield {"role": message.role, "content": "\n".join(texts) if plain else [_part(block) for block in others]}
+    shown = [block for block in message.blocks if isinstance(block, TextBlock | ImageBlock)]
+    if shown:
+        texts = [block.text for block in shown if isinstance(block, TextBlock)]
+        plain = len(texts) == len(shown)
+        yield {"role": message.role, "content": "\n".join(texts) if plain else [_part(one) for one in shown]}
 
 
-def _part(block: Any) -> dict[str, Any]:
+def _images(blocks: Sequence[Block], place: str) -> Iterator[tuple[str, ImageBlock]]:
+    """As `_given` has them: those of results of calls first."""
+    for index, block in enumerate(blocks):
+        if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+            yield from _images(block.content, f"{place}[{index}].content")
+    for index, block in enumerate(blocks):
+        if isinstance(block, ImageBlock):
+            yield f"{place}[{index}]", block
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
-    if isinstance(block, ImageBlock):
-        return {"type": "image_url", "image_url": {"url": block.url}}
-    return {"type": block.type}
+    return {"type": "image_url", "image_url": {"url": block.url}}
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from deployment.client.events import (
     Answer,
     AnswerEvent,
     Began,
+    Called,
     Choice,
     Ended,
     Interrupted,
@@ -31,7 +32,7 @@ from deployment.client.events import (
 from deployment.client.synchronous import Client
 
 __all__ = [
-    "Answer", "AnswerEvent", "AsyncClient", "Began", "Choice", "Client", "ClientError", "Conflict", "Contradiction",
-    "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume", "Resumed",
-    "ServerFault", "Text", "Unauthorized", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
+    "Answer", "AnswerEvent", "AsyncClient", "Began", "Called", "Choice", "Client", "ClientError", "Conflict",
+    "Contradiction", "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume",
+    "Resumed", "ServerFault", "Text", "Unauthorized", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
 ]  # fmt: skip

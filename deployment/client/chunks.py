@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployment.client.errors import Refusal, UnexpectedAnswer, refusal_of
-from deployment.client.events import Ended, Resume, Usage
+from deployment.client.events import Called, Ended, Resume, Usage
 from deployment.client.sse_reading import ServerEvent
 from deployment.errors import RequestError
 from deployment.event_ids import EventId, parse_event_id
@@ -22,6 +22,7 @@ class Chunk:
     content: str
     reasoning: str
     logprobs: tuple[dict[str, Any], ...]
+    calls: tuple[Called, ...]
     ended: Ended | None
 
 
@@ -64,8 +65,18 @@ def _chunk(place: EventId, document: dict[str, Any]) -> Chunk:
         content=_text(delta.get("content")),
         reasoning=_text(delta.get("reasoning_content")),
         logprobs=tuple((shown.get("logprobs") or {}).get("content") or ()),
+        calls=tuple(_called(call, place.choice or 0) for call in delta.get("tool_calls") or ()),
         ended=None if shown["finish_reason"] is None else _ended(shown, place.choice or 0, document),
     )
+
+
+def _called(call: dict[str, Any], choice: int) -> Called:
+    """A call, which comes in one piece."""
+    function = call["function"]
+    told = (call["id"], function["name"], function["arguments"])
+    if not all(isinstance(text, str) for text in told) or type(call["index"]) is not int:
+        raise ValueError("a call has an id, a name, arguments and an index")
+    return Called(*told, index=call["index"], choice=choice)
 
 
 def _text(value: Any) -> str:

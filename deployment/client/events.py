@@ -28,6 +28,17 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Called:
+    """The model calls a tool. `arguments`: JSON text of an object. `index`: which call of its choice it is, from 0."""
+
+    id: str
+    name: str
+    arguments: str
+    index: int = 0
+    choice: int = 0
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The connection is lost, or there is none yet, and the client tries again."""
 
@@ -79,7 +90,7 @@ class Usage:
     cached_tokens: int
 
 
-AnswerEvent = Began | Text | Interrupted | Resumed | Ended | Usage
+AnswerEvent = Began | Text | Called | Interrupted | Resumed | Ended | Usage
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,17 @@ class Choice:
     reasoning: str
     logprobs: tuple[dict[str, Any], ...]
     ended: Ended
+    calls: tuple[Called, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What stands before the results of its calls in a full history."""
+        called = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        return message | ({"tool_calls": called} if called else {})
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,10 @@ class Answer:
         return self.choices[0].reasoning
 
     @property
+    def calls(self) -> tuple[Called, ...]:
+        return self.choices[0].calls
+
+    @property
     def ended(self) -> Ended:
         return self.choices[0].ended
 
@@ -126,6 +152,7 @@ def collected(events: Iterable[AnswerEvent]) -> Answer:
     began: Began | None = None
     usage = Usage(0, 0, 0)
     texts: dict[int, list[Text]] = {}
+    calls: dict[int, list[Called]] = {}
     ends: dict[int, Ended] = {}
     interruptions = 0
     for event in events:
@@ -134,6 +161,8 @@ def collected(events: Iterable[AnswerEvent]) -> Answer:
                 began = event
             case Text():
                 texts.setdefault(event.choice, []).append(event)
+            case Called():
+                calls.setdefault(event.choice, []).append(event)
             case Ended():
                 ends[event.choice] = event
             case Interrupted():
@@ -141,11 +170,12 @@ def collected(events: Iterable[AnswerEvent]) -> Answer:
             case Usage():
                 usage = event
     assert began is not None and ends, "a stream that ends without both is refused before"
-    choices = tuple(_choice(texts.get(index, []), ends[index]) for index in sorted(ends))
+    choices = tuple(_choice(texts.get(index, []), calls.get(index, []), ends[index]) for index in sorted(ends))
     return Answer(began.turn, began.model, choices, usage, interruptions)
 
 
-def _choice(texts: list[Text], ended: Ended) -> Choice:
+def _choice(texts: list[Text], calls: list[Called], ended: Ended) -> Choice:
     content = "".join(text.content for text in texts)
     reasoning = "".join(text.reasoning for text in texts)
-    return Choice(content, reasoning, tuple(entry for text in texts for entry in text.logprobs), ended)
+    logprobs = tuple(entry for text in texts for entry in text.logprobs)
+    return Choice(content, reasoning, logprobs, ended, tuple(calls))

@@ -95,13 +95,13 @@ class TurnReading:
         heard = self._heard.get(place.choice or 0)
         if heard is None:
             # What opens a choice has no text: what came before this event would be missing.
-            if chunk.content or chunk.reasoning or chunk.ended:
+            if chunk.content or chunk.reasoning or chunk.calls or chunk.ended:
                 raise Contradiction(f"event {place} is the first one of its choice, but does not open it")
             heard = self._heard[place.choice or 0] = Heard(place)
         if chunk.ended is not None:
             news += heard.close(place, chunk.reasoning, chunk.content, chunk.ended)
-        elif text := heard.take(place, chunk.reasoning, chunk.content, chunk.logprobs):
-            news.append(text)
+        else:
+            news += heard.take(chunk)
         if news:
             yield from self._outage_over()
             yield from news

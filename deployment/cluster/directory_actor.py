@@ -15,7 +15,9 @@ from ray.exceptions import RayActorError
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
-from deployment.durable_place import open_place
+from deployment.durable_place import default_place
+from deployment.durable_store import open_place
+from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
     Claim,
@@ -38,6 +40,7 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, Order, SessionKey
+from deployment.settings import DEFAULT_PLACE
 from state.durable import DurableTier
 from state.errors import StateError
 from state.sweep import Swept
@@ -80,12 +83,15 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None = None, key_env: str | None = None) -> None:
-        """`durable`: the place of the durable tier, whose ids are known from its first scan on; `key_env`: see
-        `open_place`."""
+    def __init__(self, app: str, durable: str | None, key_env: str | None, logs: LogOptions) -> None:
+        """`durable`: the place of the durable tier, whose ids are known from its first scan on; the default one is this
+        node's. `key_env`: see `open_place`."""
+        log_to_stderr(logs.form, logs.level)
         self._app = app
-        self._durable = durable
+        self._durable = default_place(app) if durable == DEFAULT_PLACE else durable
         self._key_env = key_env
+        self._resumed: tuple[int, str] | None = None
+        self._scanned = asyncio.Event()
         self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
         self._replicas: dict[str, Replica] = {}
         self._fleet = Fleet()
@@ -168,6 +174,9 @@ class DirectoryActor:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return self._directory.sessions(tenant, time.monotonic())
 
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        return self._directory.unowned(beginning, time.monotonic())
+
     async def staying(self, beside: str) -> tuple[str, ...]:
         """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
         await self._look_at_serve()
@@ -176,6 +185,12 @@ class DirectoryActor:
     async def with_room(self, beside: str) -> str | None:
         """A replica, other than `beside`, where a turn would begin at once."""
         return self._fleet.with_room(beside, time.monotonic())
+
+    async def resumed(self) -> tuple[int, str] | None:
+        """How many sessions a new cluster has found in its durable tier, and where that is; None of a cluster that is
+        not new, or has no such tier. Waits for the first scan."""
+        await self._scanned.wait()
+        return self._resumed
 
     async def is_stopping(self, replica: str) -> bool:
         """Whether Serve is ending a replica of the application, an ingress included."""
@@ -205,6 +220,11 @@ class DirectoryActor:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
         self._directory.durable_ids(ids)
+        if self._durable is not None and self._directory.is_first:
+            self._resumed = len(ids), self._durable
+            if ids:
+                log.warning("resumed %d sessions from %s", *self._resumed)
+        self._scanned.set()
         while self._durable is not None:
             await asyncio.sleep(SWEEP_SECONDS)
             try:

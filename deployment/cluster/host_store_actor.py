@@ -14,12 +14,14 @@ import ray
 from ray.exceptions import RayError
 
 from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
+from deployment.engine.log_lines import LogOptions, log_to_stderr
+from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.store import KnownTurn, Store
 from deployment.ownership.words import Member, Order, SessionKey
 from state.arena import open_arena
-from state.arena_file import SHARED_MEMORY, arena_path, sweep
+from state.arena_file import arena_path, sweep
 from state.errors import StateError
 
 BEAT_SECONDS = 1.0
@@ -36,7 +38,8 @@ log = logging.getLogger("ray.serve")
 class HostStoreActor:
     """See `Store`. Raises `ArenaError` where the node has no room for `size` bytes."""
 
-    def __init__(self, app: str, size: int, directory: Path = SHARED_MEMORY) -> None:
+    def __init__(self, app: str, size: int, directory: Path, logs: LogOptions) -> None:
+        log_to_stderr(logs.form, logs.level)
         self._app = app
         self._size = size
         self._shared_memory = directory
@@ -58,6 +61,9 @@ class HostStoreActor:
 
     async def used_by(self, tenant: str) -> int:
         return self._arena.used_by(tenant)
+
+    async def room(self) -> Room:
+        return Room(self._arena.size, self._arena.used)
 
     async def find_turn(self, tenant: str, idempotency_key: str) -> KnownTurn | None:
         return self._store.find_turn(tenant, idempotency_key, time.time())

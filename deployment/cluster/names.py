@@ -7,11 +7,14 @@ never talks to an old one's actors.
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
+
+from deployment.ownership.registry import Registry
 
 PROTOCOL = 5
 NAMESPACE = "dflash-serve"
@@ -38,8 +41,12 @@ def named_actor(name: str) -> Any:
 
 
 def remove(app: str) -> int:
-    """Ends all detached actors of an application, of every protocol version. Returns how many there were."""
-    return _end(_actors(app))
+    """Ends all detached actors of an application, of every protocol version, and forgets all that the cluster knows of
+    them. Returns how many there were."""
+    ended = _end(_actors(app))
+    for version in range(1, PROTOCOL + 1):
+        Registry(GcsValues(), f"{app}/v{version}").forget()
+    return ended
 
 
 def remove_other_versions(app: str) -> int:
@@ -51,7 +58,9 @@ def _actors(app: str) -> list[str]:
     # With all namespaces, Ray gives dictionaries instead of names.
     actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return [name for name in names if name.startswith(f"{app}/v")]
+    # An application's name may have slashes, and begin as another one's actors do.
+    ours = re.compile(rf"{re.escape(app)}/v\d+/(directory|host-store/[^/]+)")
+    return [name for name in names if ours.fullmatch(name)]
 
 
 def _end(names: list[str]) -> int:
@@ -84,3 +93,6 @@ class GcsValues:
 
     def names(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+    def remove(self, name: str) -> None:
+        internal_kv._internal_kv_del(name)

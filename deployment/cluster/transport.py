@@ -16,6 +16,8 @@ from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mai
 from deployment.cluster.fleet import Load
 from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
 from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
+from deployment.engine.log_lines import LogOptions
+from deployment.metrics.measured import Room
 from deployment.ownership.messages import (
     Claim,
     FromDirectory,
@@ -33,6 +35,9 @@ from deployment.ownership.messages import (
 from deployment.ownership.words import Member, SessionKey
 from state.arena_file import SHARED_MEMORY
 
+HEAD = "node:__internal_head__"
+"""A resource that the head node alone has."""
+
 CALL_SECONDS = 4.0
 """Below the time after which a silent store is given up, so that it is asked more than once."""
 
@@ -41,18 +46,20 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 
-def start_directory(app: str, durable: str | None = None, key_env: str | None = None) -> Any:
+def start_directory(
+    app: str, durable: str | None = None, key_env: str | None = None, logs: LogOptions | None = None
+) -> Any:
     """The application's directory: the one that is there, or a new one on the head node. See `DirectoryActor`."""
     return DirectoryActor.options(  # pyright: ignore[reportAttributeAccessIssue]
         name=directory_name(app),
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
-        resources={"node:__internal_head__": 0.001},
-    ).remote(app, durable, key_env)
+        resources={HEAD: 0.001},
+    ).remote(app, durable, key_env, logs or LogOptions())
 
 
-def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> Any:
+def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY, logs: LogOptions | None = None) -> Any:
     """The store of this process's own node: the one that is there, or a new one."""
     node = ray.get_runtime_context().get_node_id()
     return HostStoreActor.options(  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,16 +68,26 @@ def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY) -> An
         lifetime="detached",
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(app, size, directory)
+    ).remote(app, size, directory, logs or LogOptions())
+
+
+def on_head() -> bool:
+    """Whether this process runs on the cluster's head node."""
+    node = ray.get_runtime_context().get_node_id()
+    nodes: Any = ray.nodes()
+    return any(entry["NodeID"] == node and HEAD in entry["Resources"] for entry in nodes)
 
 
 class Cluster:
     """What every process may ask: where sessions are, and what stores hold of them."""
 
-    def __init__(self, app: str, durable: str | None = None, key_env: str | None = None) -> None:
+    def __init__(
+        self, app: str, durable: str | None = None, key_env: str | None = None, logs: LogOptions | None = None
+    ) -> None:
+        """`durable`, `key_env`, `logs`: of the directory, if it is to be started."""
         self._app = app
         self.node: str = ray.get_runtime_context().get_node_id()
-        self.directory = start_directory(app, durable, key_env)
+        self.directory = start_directory(app, durable, key_env, logs)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         """Raises `RayError` and TimeoutError while the directory is being started again."""
@@ -78,6 +95,10 @@ class Cluster:
 
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return await asyncio.wait_for(_awaited(self.directory.sessions.remote(tenant)), CALL_SECONDS)
+
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        """Sessions whose names begin so and that no replica owns."""
+        return await asyncio.wait_for(_awaited(self.directory.unowned.remote(beginning)), CALL_SECONDS)
 
     async def suspect(self, replica: str) -> None:
         """A call to a replica has failed: the directory finds out whether it is gone."""
@@ -110,6 +131,14 @@ class Cluster:
         except ValueError:
             return ()
         return await self.answered(store.images.remote(key), f"question to {member}") or ()
+
+    async def room(self, node: str) -> Room | None:
+        """What the host store of a node holds; None if it does not answer."""
+        try:
+            store = await asyncio.to_thread(named_actor, store_name(self._app, node))
+            return await self.answered(store.room.remote(), f"question to the store of {node}")
+        except (ValueError, AttributeError):  # there is none, or one of an older version
+            return None
 
     async def image(self, member: Member, image: Image, key: SessionKey) -> bytes:
         """Raises `StateError` if it is not held any more; `RayError`, TimeoutError and ValueError if nobody answers."""

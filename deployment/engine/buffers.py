@@ -15,6 +15,7 @@ import torch
 
 from deployment.engine.ingress import Ingress, Staging
 from deployment.engine.logprobs import MAX_LOGPROBS
+from deployment.engine.round_shape import SLICES
 from deployment.engine.transfer import on_device
 from kernels.gated_delta_net import Records
 from state.geometry import StateGeometry
@@ -94,6 +95,36 @@ class Told:
         return shaped(self._own, rows, width), shaped(self._ids, *shape), shaped(self._best, *shape)
 
 
+class PromptSlice:
+    """One lane's slice of a prompt, with padding behind its tokens. Its numbers stand two words apart: kernels are
+    compiled for how a pointer is aligned, and 16 bytes is what other tensors are."""
+
+    _APART, _NUMBERS = 2, 4
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._ids = self._APART * self._NUMBERS
+        self._staging = Staging((self._ids + most) * 8, device)
+
+    @property
+    def device(self) -> torch.Tensor:
+        return self._staging.device
+
+    def send(self, slot: int, lane: int, start: int, tokens: Sequence[int], columns: int) -> None:
+        """`slot`: the lane's image; `lane`: its row of the page tables; `start`: the ordinal of its first token."""
+        place = self._staging.place().view(np.int64)
+        ids = place[self._ids :][:columns]
+        place[: self._ids : self._APART] = slot, lane, start, len(tokens)
+        ids[: len(tokens)] = tokens
+        ids[len(tokens) :] = 0
+        self._staging.send((self._ids + columns) * 8)
+
+    def of(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """On the device: slot, lane, start and count, int64 [1] each, and token ids [1, columns]."""
+        numbers = self._staging.device.view(torch.int64)
+        slot, lane, start, count = (numbers[at : at + 1] for at in range(0, self._ids, self._APART))
+        return slot, lane, start, count, numbers[self._ids :][:columns].view(1, columns)
+
+
 class RoundBuffers:
     """All of them, for one engine. Lane `sizes.lanes` is that of padding."""
 
@@ -101,6 +132,7 @@ class RoundBuffers:
         self.sizes = sizes
         self.ingress = Ingress(sizes.rows, device)
         self.counts = Staging(sizes.rows * 8, device)
+        self.prompt = PromptSlice(SLICES[-1], device)
         self.masks = Staging(sizes.cells * sizes.mask_bytes, device)
         self.pages = PageTables(sizes.lanes, sizes.pages, device)
         self.draft_pages = PageTables(sizes.lanes, sizes.pages if geometry.full_layers else 0, device)
@@ -122,7 +154,7 @@ class RoundBuffers:
     def size(self) -> int:
         """Bytes on the device."""
         tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        parts = [part.device for part in (self.counts, self.masks, self.pages, self.draft_pages)]
+        parts = [part.device for part in (self.counts, self.prompt, self.masks, self.pages, self.draft_pages)]
         return sum(tensor.nbytes for tensor in (*tensors, *parts))
 
     def drafts(self, rows: int, drafts: int) -> torch.Tensor:

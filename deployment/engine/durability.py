@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from deployment.durable_place import open_place
+from deployment.durable_store import open_place
 from deployment.engine.durable_sessions import DurableSessions, Outcome
 from deployment.engine.messages import Event, Stored
 from deployment.engine.options import EngineOptions

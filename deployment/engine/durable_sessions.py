@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from deployment.engine.counts import Flow
 from state.background import BackgroundWriter, Job, Superseded
 from state.checkpoint import Checkpoint
 from state.codec import DetachedSession, SegmentDigests, encode_carried, encode_detached
@@ -82,14 +84,20 @@ class DurableSessions:
         self._stored: dict[bytes, None] = {}
         self._written: dict[SessionKey, tuple[_Kept, ...]] = {}
         self._lock = threading.Lock()
+        self.flow_out = self.flow_in = Flow()
+        """What was written and read so far."""
 
     def segment(self, sha256: bytes) -> bytes | None:
         """A stored segment. None: it is not there, or was damaged. `StoreError` where the store cannot say."""
+        began = time.perf_counter()
         try:
-            return self._tier.segment(sha256)
+            data = self._tier.segment(sha256)
         except FormatError as error:
             logger.warning("a stored segment is lost: %s", error)
             return None
+        if data is not None:
+            self.flow_in = self.flow_in.plus(len(data), time.perf_counter() - began)
+        return data
 
     def publish(
         self,
@@ -144,7 +152,10 @@ class DurableSessions:
         media = _described_media(publication.media)
 
         def publish(described: tuple[StoredCheckpoint, ...]) -> Published:
-            return self._tier.publish(key, order.epoch, order.sequence, document, described, publication.read)
+            began = time.perf_counter()
+            published = self._tier.publish(key, order.epoch, order.sequence, document, described, publication.read)
+            self.flow_out = self.flow_out.plus(published.written, time.perf_counter() - began)
+            return published
 
         try:
             return publish((*media, *self._described(publication.kept)))

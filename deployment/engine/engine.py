@@ -9,6 +9,7 @@ only after the state that it speaks of is committed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from functools import partial
 from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
+from deployment.engine.counts import Counts, Flow
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.errors import EngineError
@@ -62,6 +64,7 @@ from deployment.engine.messages import (
     VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
+from deployment.engine.outbox import Outbox
 from deployment.engine.pacing import PrefillPacer
 from deployment.engine.pools import state_memory
 from deployment.engine.publication import Preview, finished, preview, publish, tell
@@ -69,6 +72,7 @@ from deployment.engine.round import Executor
 from deployment.engine.round_shape import Shapes
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
+from deployment.engine.tally import Laps, Tally
 from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
 from state.image_policy import ImagePolicy
@@ -79,7 +83,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One model on one device. Not thread safe: whoever owns it calls `execute` and `step`.
 
-    `emit` receives every event, in order, from inside these calls. `clock`: seconds, never going back.
+    `emit` receives every event, in order, from inside these calls: on a card those of a round from inside the next
+    `step`, once its round is launched, unless there is nothing to launch. `clock`: seconds, never going back.
     `durable`: this engine's access to the durable tier, if there is one.
     """
 
@@ -93,12 +98,19 @@ class Engine:
     ) -> None:
         self.models = models
         self._options = options
-        self._emit = emit
+        self._laps = Laps()
+        self._tally = Tally(models.draft_tokens, self._laps)
+        self._outbox = Outbox(self._tally.counting(emit))
+        self._emit = emit = self._outbox.send
+        self._beside = models.device.type == "cuda"  # the device works while the host does
         self._clock = clock
+        self._durable = durable
         self.memory = state_memory(models, options)
         draft_tokens = DraftTokens(models.draft_tokens, options.draft_tokens_by_lanes)
         shapes, captures = Shapes.on(models.device, draft_tokens), options.capture != "never"
-        self._executor = Executor(models, self.memory, options.lanes, shapes, options.media_cache_bytes, captures)
+        self._executor = Executor(
+            models, self.memory, options.lanes, shapes, options.media_cache_bytes, captures, self._laps
+        )
         self._sessions = SessionTable(self.memory, lambda session: emit(Evicted(session)))
         self._exchange = StateExchange(models, options, self.memory, self._sessions, clock, durable)
         policy = ImagePolicy.of(models.geometry, options.slice_tokens, options.image_min_tokens)
@@ -113,6 +125,7 @@ class Engine:
         self._suspended: dict[str, Lane] = {}
         self._cancelled: set[str] = set()
         self._over: set[str] = set()  # turns that ended before the one that they follow
+        self._work = 0
         if options.capture == "start":
             self._executor.capture()
 
@@ -133,6 +146,7 @@ class Engine:
     def execute(self, command: Command) -> None:
         """Takes a command. Turns run in later steps; everything else is done when this returns."""
         ref = command.call if isinstance(command, Call) else command.turn
+        self._outbox.release()
         self._exchange.expire()
         try:
             match command:
@@ -187,7 +201,7 @@ class Engine:
                 self._sessions.drop(command.session)
                 return Dropped(command.call, command.session)
             case Inspect():
-                return Facts(command.call, self.facts())
+                return Facts(command.call, self.facts(), self.counts(), self._work)
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
@@ -220,7 +234,9 @@ class Engine:
             "turns_queued": len(self._scheduler.waiting),
             "turns_preempted": len(self._suspended),
             "sessions": len(self._sessions),
+            "pages": memory.target.pages,
             "pages_free": memory.target.free,
+            "images": memory.images.slots,
             "images_free": memory.images.free,
             "image_bytes": self.models.geometry.image_bytes,
             "page_bytes": self.models.geometry.target_page_bytes,
@@ -228,6 +244,11 @@ class Engine:
             "draft_tokens": self.models.draft_tokens,
             "staged_bytes": self._exchange.staged_bytes,
         }
+
+    def counts(self) -> Counts:
+        """What the engine has done since it began."""
+        written, read = (self._durable.flow_out, self._durable.flow_in) if self._durable else (Flow(), Flow())
+        return self._tally.counts(written, read)
 
     def _detach(self, session: str) -> None:
         """Turns of this session that still run will not give it their state any more: it has another now."""
@@ -250,13 +271,17 @@ class Engine:
     def _step(self) -> None:
         self._end_cancelled()
         self._admit(self._clock())
-        prefilling = [lane for lane in self._lanes if lane.prefilling]
-        if prefilling:
-            chosen = self._pacer.choose(prefilling)
-            self._guarded([chosen], lambda: self._prefill_slice(chosen, len(prefilling) < len(self._lanes)))
         decoding = [lane for lane in self._lanes if not lane.prefilling]
+        if len(decoding) < len(self._lanes):
+            self._outbox.release()
+            prefilling = [lane for lane in self._lanes if lane.prefilling]
+            chosen = self._pacer.choose(prefilling)
+            self._guarded([chosen], lambda: self._prefill_slice(chosen, bool(decoding)))
+            decoding = [lane for lane in self._lanes if not lane.prefilling]
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
+        if not self._lanes:
+            self._outbox.release()
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
         """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on.
@@ -269,9 +294,10 @@ class Engine:
             for lane in lanes:
                 self._fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
-            logger.exception("a turn failed")
+            logger.exception("a turn failed", extra={"turns": [lane.submit.turn for lane in lanes]})
             for lane in lanes:
                 self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
+        self._work += 1
 
     def _fail(self, lane: Lane, error: EngineError) -> None:
         """Ends a turn in the middle. What it had committed is told, captured and kept, as of a cancelled one."""
@@ -322,6 +348,7 @@ class Engine:
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
+        self._outbox.release()
         alone, submit = not self._lanes, ticket.submit
         row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
         lane = self._suspended.get(ticket.turn)
@@ -345,6 +372,7 @@ class Engine:
         else:
             self._suspended.pop(ticket.turn, None)
             self._lanes.append(lane)
+            self._tally.admitted(self._clock() - ticket.waits_since)
             return self._admission.holding(lane)
         if (lane := self._suspended.pop(ticket.turn, None)) is not None:
             self._fail(lane, refusal)
@@ -359,6 +387,7 @@ class Engine:
             self._guarded([lane], partial(self._suspend, lane))
 
     def _suspend(self, lane: Lane) -> None:
+        self._outbox.release()
         try:
             self._executor.catch_up([lane])
         except Exception as error:  # its draft context is not whole now, and will be replayed
@@ -367,6 +396,7 @@ class Engine:
         self._lanes.remove(lane)
         self._suspended[lane.submit.turn] = lane
         self._scheduler.preempted(lane.submit.turn, self._clock())
+        self._tally.preempted()
 
     def _give_back(self, command: Suspend) -> None:
         """Takes a turn out between two rounds."""
@@ -405,6 +435,7 @@ class Engine:
 
     def abandon(self, reason: str) -> None:
         """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        self._outbox.release()
         for lane in (*self._lanes, *self._suspended.values()):
             self._tell(tell(lane, len(lane.published), None))
             kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
@@ -421,7 +452,9 @@ class Engine:
         if start < end:
             before = self._clock()
             told = self._executor.prefill(lane, end)
-            self._pacer.measured(end - start, self._clock() - before)
+            seconds = self._clock() - before
+            self._pacer.measured(end - start, seconds)
+            self._tally.slice(end - start, seconds)
             if told:
                 self._emit(PromptLogprobs(lane.submit.turn, lane.scored, told))
                 lane.scored += len(told)
@@ -443,15 +476,21 @@ class Engine:
     def _decode(self, lanes: list[Lane]) -> None:
         for lane in lanes:
             self._begin(lane)
-        done = self._executor.run(lanes)
+        done = self._executor.run(lanes, self._outbox.release)
         previews = [preview(lane, licensed) for lane, licensed in zip(lanes, done.licensed, strict=True)]
+        self._laps.lap("preview")
         self._executor.commit(done, [len(outcome.kept) for outcome in previews])
-        for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
-            if outcome.kept:
-                lane.rounds.append(accepted)
-                self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
-        for lane, error in done.dead_ends:
-            self._fail(lane, error)
+        self._laps.lap("commit")
+        rows = zip(previews, done.drafted, done.accepted, strict=True)
+        self._tally.round([(drafted, accepted) for outcome, drafted, accepted in rows if outcome.kept])
+        with self._outbox.holding() if self._beside else contextlib.nullcontext():
+            for lane, outcome, accepted, told in zip(lanes, previews, done.accepted, done.logprobs, strict=True):
+                if outcome.kept:
+                    lane.rounds.append(accepted)
+                    self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
+            for lane, error in done.dead_ends:
+                self._fail(lane, error)
+        self._laps.lap("publish")
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""

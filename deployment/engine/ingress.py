@@ -96,6 +96,7 @@ class Staging:
         self.device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._on_card = device.type == "cuda"
         self._places = [torch.zeros(size, dtype=torch.uint8, pin_memory=self._on_card) for _ in range(2)]
+        self._arrays = [place.numpy() for place in self._places]
         self._read = [torch.cuda.Event() for _ in self._places] if self._on_card else []
         self._turn = 0
 
@@ -104,7 +105,7 @@ class Staging:
         self._turn = 1 - self._turn
         if self._on_card:
             self._read[self._turn].synchronize()
-        return self._places[self._turn].numpy()
+        return self._arrays[self._turn]
 
     def send(self, size: int | None = None) -> None:
         """The first `size` bytes of what was written go to the device, behind whatever runs there."""
@@ -120,12 +121,15 @@ class Ingress:
         self._most = -(-most // 4) * 4  # so that every row of numbers begins where wide words do
         self._integers = len(INTEGERS) * self._most * 8
         self._staging = Staging(self._integers + len(FLOATS) * self._most * 4, device)
-        integers, floats = self._views(self._staging.device)
+        there = self._staging.device
+        integers = there[: self._integers].view(torch.int64).view(len(INTEGERS), self._most)
+        floats = there[self._integers :].view(torch.float32).view(len(FLOATS), self._most)
         self._named = dict(zip((*INTEGERS, *FLOATS), (*integers, *floats), strict=True))
 
     def send(self, rows: Sequence[Row]) -> None:
-        place = torch.from_numpy(self._staging.place())
-        integers, floats = (view.numpy() for view in self._views(place))
+        place = self._staging.place()
+        integers = place[: self._integers].view(np.int64).reshape(len(INTEGERS), self._most)
+        floats = place[self._integers :].view(np.float32).reshape(len(FLOATS), self._most)
         packed = np.frombuffer(b"".join(_ROW.pack(*row) for row in rows), dtype=np.int64).reshape(len(rows), -1)
         integers[:, : len(rows)] = packed[:, : len(INTEGERS)].T
         with np.errstate(over="ignore"):  # what FP32 cannot hold is infinite
@@ -135,7 +139,3 @@ class Ingress:
     def rows(self, count: int) -> Rows:
         """Views of the first `count`."""
         return Rows(**{name: values[:count] for name, values in self._named.items()})
-
-    def _views(self, of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        integers = of[: self._integers].view(torch.int64).view(len(INTEGERS), self._most)
-        return integers, of[self._integers :].view(torch.float32).view(len(FLOATS), self._most)

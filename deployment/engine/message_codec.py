@@ -1,28 +1,32 @@
 """Commands and events as bytes, for a pipe between two processes of one version of this program.
 
 msgpack; a dataclass is its class name and its fields in order, and tuples and sets stay what they are. Only the classes
-of `deployment.engine.messages`, and what these hold, have names here: nothing else can come out of the bytes. This is
-no stored format: state that outlives a process is `state/FORMAT.md`.
+of `deployment.engine.messages`, and what these hold, have names here: nothing else can come out of the bytes. What
+every round brings has no lists: its arrays are tuples, so that ids need no code of ours. This is no stored format:
+state that outlives a process is `state/FORMAT.md`.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import msgpack
 
+from deployment.engine.counts import Counts, Distribution, Flow
 from deployment.engine.messages import (
     Command,
     Event,
     Foreign,
     Grammar,
     Resumed,
+    Round,
     Sampling,
     SegmentBytes,
     ThinkingBudget,
     TokenLogprob,
+    Tokens,
 )
 from deployment.engine.options import EngineOptions
 from state.fingerprint import Mismatch
@@ -30,12 +34,13 @@ from state.media import Media, PlacedMedia
 from state.names import Epoch, Order, SessionKey
 from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
-_TUPLE, _DATACLASS, _PATH, _SET = 1, 2, 3, 4
+_TUPLE, _DATACLASS, _PATH, _SET, _LISTLESS = 1, 2, 3, 4, 5
 _HELD = (
-    EngineOptions, Epoch, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia, Resumed, Sampling,
-    SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia,
+    Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
+_WITHOUT_LISTS = (Round, Tokens)
 _FIELDS = {known: tuple(field.name for field in fields(known)) for known in _CLASSES.values()}
 
 
@@ -57,14 +62,15 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 def _default(value: Any) -> msgpack.ExtType:
+    if (names := _FIELDS.get(type(value))) is not None:
+        named = [type(value).__name__, *[getattr(value, name) for name in names]]
+        if isinstance(value, _WITHOUT_LISTS):
+            return msgpack.ExtType(_LISTLESS, msgpack.packb(named, default=_default) or b"")
+        return msgpack.ExtType(_DATACLASS, encode(named))
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, encode(list(value)))
     if isinstance(value, frozenset):
         return msgpack.ExtType(_SET, encode(list(value)))
-    if is_dataclass(value) and type(value) in _FIELDS:
-        return msgpack.ExtType(
-            _DATACLASS, encode([type(value).__name__, *(getattr(value, name) for name in _FIELDS[type(value)])])
-        )
     if isinstance(value, Path):
         return msgpack.ExtType(_PATH, str(value).encode("utf-8", "surrogateescape"))
     raise TypeError(f"{type(value).__name__} has no form on the engine's pipe")
@@ -75,8 +81,10 @@ def _ext_hook(code: int, data: bytes) -> Any:
         return tuple(decode(data))
     if code == _SET:
         return frozenset(decode(data))
-    if code == _DATACLASS:
-        name, *values = decode(data)
+    if code in (_DATACLASS, _LISTLESS):
+        name, *values = (
+            decode(data) if code == _DATACLASS else msgpack.unpackb(data, ext_hook=_ext_hook, use_list=False)
+        )
         return _CLASSES[name](*values)
     if code == _PATH:
         return Path(data.decode("utf-8", "surrogateescape"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from deployment.engine.drafting import Steps, check_steps
+from deployment.engine.log_lines import LogFormat, LogLevel
 
 Backend = Literal["none", "dflash", "dflash2"]
 Capture = Literal["start", "lazily", "never"]
@@ -56,6 +57,7 @@ class EngineOptions:
     when it first comes, or never.
     `check_invariants`: all books are compared after every step, and a difference ends the engine; for tests and for
     hunting faults, since it takes time in proportion to pages and images.
+    `log_format`, `log_level`: of a process of its own, on stderr.
     """
 
     model: Path
@@ -88,11 +90,13 @@ class EngineOptions:
     accept_numeric_path: bool = False
     cluster_key_file: Path | None = None
     durable: str | None = None
-    durable_bytes: int = 64 << 30
+    durable_bytes: int = 16 << 30
     durable_key_env: str | None = None
     own_process: bool | None = None
     capture: Capture = "start"
     check_invariants: bool = False
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field for a limit that nobody could keep."""

@@ -1,8 +1,9 @@
 """How much of which prompt is prefilled before the lanes that decode get their next round? No tensors, no clock.
 
 A slice lasts about `max_stall_ms` while lanes decode, going by the speed of the slices before; with nobody decoding
-it has `chunk` tokens. Slices end at whole pages where they can, so that where a prompt is cut does not change
-how the recurrence is blocked, whatever the clock said.
+it has `chunk` tokens. Every slice has a cost of its own, reading all weights: so a short one, cut off by its prompt's
+end, is slow for its tokens, and says nothing of how many would fit. Slices end at whole pages where they can, so that
+where a prompt is cut does not change how the recurrence is blocked, whatever the clock said.
 
 Between several prompts the shortest rest goes first, interactive before background: the mean time to the first token
 is smallest that way, and a short prompt joins the rounds instead of waiting for a long one. A lane that was passed
@@ -27,6 +28,7 @@ class PrefillPacer:
         self._chunk = chunk
         self._seconds = max_stall_ms / 1000
         self._speed: float | None = None
+        self._fitting = 0
 
     def choose(self, lanes: Sequence[Lane]) -> Lane:
         """The lane that gets the next slice; the others have been passed over once more."""
@@ -45,8 +47,7 @@ class PrefillPacer:
         size = self._chunk
         if decoding:
             # the first slice is a guess: one page costs little on any device, and its speed is known then
-            fitting = PAGE_TOKENS if self._speed is None else int(self._speed * self._seconds)
-            size = min(size, max(PAGE_TOKENS, fitting))
+            size = min(size, max(PAGE_TOKENS, self._fitting))
         end = lane.frontier + size
         if size >= PAGE_TOKENS:
             end -= end % PAGE_TOKENS  # beyond the frontier still: the slice has a whole page at least
@@ -58,4 +59,8 @@ class PrefillPacer:
     def measured(self, tokens: int, seconds: float) -> None:
         """How long a slice took. Half of the estimate is the last slice's: prompts get slower as they grow."""
         speed = tokens / max(seconds, 1e-6)
-        self._speed = speed if self._speed is None else (self._speed + speed) / 2
+        if self._speed is None:
+            self._speed = speed
+        elif speed > self._speed or seconds > self._seconds or tokens > self._fitting - PAGE_TOKENS:
+            self._speed = (self._speed + speed) / 2
+        self._fitting = int(self._speed * self._seconds)

@@ -36,12 +36,13 @@ logger = logging.getLogger("deployment.engine.process")
 def main(connection: socket.socket, parent: int) -> None:
     _die_with(parent)
     from deployment.engine.frames import receive_messages, send_queued
+    from deployment.engine.log_lines import log_to_stderr
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes us
     first = receive_messages(connection)
     if first is None:
         sys.exit(ORPHANED)
+    log_to_stderr(first[0].log_format, first[0].log_level)
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()

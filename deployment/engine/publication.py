@@ -39,6 +39,9 @@ def preview(lane: Lane, licensed: Sequence[int]) -> Preview:
 
     The lane's watchers move on: a round is previewed once, and one that cannot be committed ends its turn.
     """
+    watched = lane.thinking is not None or lane.stop_strings is not None
+    if not watched and len(licensed) < lane.tokens_left and lane.stop_ids.isdisjoint(licensed):
+        return Preview(tuple(licensed), tuple(licensed))  # of nearly all rounds, and the card waits for it
     kept: list[int] = []
     forced: list[int] = []
 

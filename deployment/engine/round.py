@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,10 +33,10 @@ from deployment.engine.media_cache import MediaCache
 from deployment.engine.messages import TokenLogprob
 from deployment.engine.placing import item_of
 from deployment.engine.round_rows import RowMaker
-from deployment.engine.round_shape import GREEDY, SAMPLED, RoundShape, Shapes, Traits
+from deployment.engine.round_shape import GREEDY, SAMPLED, SLICES, RoundShape, Shapes, Traits
 from deployment.engine.segments import Segments
+from deployment.engine.tally import Laps
 from deployment.engine.transfer import on_device
-from model.drafter import DraftRows
 from model.media_positions import media_positions
 from model.placeholders import inserted
 from model.target import Columns, Inserted
@@ -51,12 +51,14 @@ FIRST_TOKEN = RoundShape(rows=1, pending=0, drafts=0, width=1)
 
 @dataclass(frozen=True)
 class ExecutedRound:
-    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, `logprobs[i]` has an
-    entry for each of them if the lane asked. `number`: which round it was; what its commit needs lies in the buffers
-    until the next one. `dead_ends`: lanes whose grammar allows nothing after what they licensed."""
+    """What a round licensed: `licensed[i]` are lane i's tokens, `accepted[i]` of them were drafts, of `drafted[i]` that
+    were verified; `logprobs[i]` has an entry for each of them if the lane asked. `number`: which round it was; what its
+    commit needs lies in the buffers until the next one. `dead_ends`: lanes whose grammar allows nothing after what they
+    licensed."""
 
     lanes: tuple[Lane, ...]
     licensed: tuple[tuple[int, ...], ...]
+    drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     number: int
@@ -66,7 +68,8 @@ class ExecutedRound:
 
 class Executor:
     """Runs models over state. `lanes` is the largest number of lanes a round can have, and `shapes` are what its rounds
-    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs."""
+    look like; `media_bytes`: of what the tower made, to be kept. `captures`: on a card, segments run as graphs. `laps`
+    hears where the time of rounds goes."""
 
     def __init__(
         self,
@@ -76,16 +79,16 @@ class Executor:
         shapes: Shapes,
         media_bytes: int,
         captures: bool = True,
+        laps: Laps | None = None,
     ) -> None:
         self._models = models
+        self._laps = laps or Laps()
         self._memory = memory
         self._device = models.device
         self._media = MediaCache(models.vision.tower.encode, media_bytes) if models.vision is not None else None
         self.grammars = Grammars(models.tokenizer, models.target.public_rows, models.defaults.eos_ids)
         self._graphs = Graphs(models.device) if models.device.type == "cuda" and captures else None
         self._runs: Runs = self._graphs or eagerly
-        # a mixture of experts asks the device which of them it needs
-        self._target_runs = self._runs if self._graphs is None or models.target.config.moe is None else eagerly
         self._shapes = shapes
         self._lanes = lanes
         self._lay_out()
@@ -122,6 +125,7 @@ class Executor:
         for shape in self._shapes.expected(self._lanes):
             self._rehearse(shape)
         self._rehearse(FIRST_TOKEN)
+        self._rehearse_slices()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # of what ran once before it was captured
         logger.info(
@@ -148,43 +152,54 @@ class Executor:
             self._propose(shape, traits)
             self._judge(shape, traits)
 
+    def _rehearse_slices(self) -> None:
+        """Slices without a token, the longest first."""
+        most = self._slice(min(SLICES[-1], self._models.context))
+        for width in (width for width in reversed(SLICES) if most is not None and width <= most):
+            self._buffers.prompt.send(self._memory.images.dead, self._lanes, 0, (), width)
+            self._prefill(width)
+
     # ------------------------------------------------------------------------------------------------ prefill
 
     @torch.no_grad()
     def prefill(self, lane: Lane, end: int) -> tuple[TokenLogprob, ...]:
         """Moves a lane's frontier to `end` by running ledger tokens [F, end); the draft context goes with it. Returns
         what the lane asked to know of its prompt and does not know yet: tokens [scored, end], as far as they are."""
-        start = lane.frontier
-        ids = torch.tensor([lane.ledger[start:end]], device=self._device)
-        slots = self._int([lane.memory.slot])
-        columns = Columns(
-            ids,
-            self._int([start]),
-            self._int([end - start]),
-            self._int([lane.memory.pages]),
-            slots,
-            *self._shown(lane, start, end),
-        )
+        start, told = lane.frontier, ()
+        needs_hidden = lane.submit.sampling.prompt_logprobs is not None
+        width = None if lane.spans or needs_hidden else self._slice(end - start)
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
-        forward = self._models.target.prefill(columns, self._segments.state, self._models.taps)
-        self._memory.images.hidden[lane.memory.slot] = forward.hidden[0, -1]
-        context = self._segments.context
-        if self._models.drafter is not None and context is not None and forward.features is not None:
-            skipped = self._models.drafter.first_kept(end - start)
-            self._models.drafter.append_context(
-                forward.features[:, skipped:],
-                columns.start + skipped,
-                columns.valid - skipped,
-                DraftRows(slots, self._int([lane.memory.draft_pages])),
-                context,
-            )
-        told = prompt_logprobs(lane, forward.hidden[0], start, self._models.target.logits)
+        if width is not None:
+            self._write_pages([lane])
+            self._buffers.prompt.send(lane.memory.slot, lane.row, start, lane.ledger[start:end], width)
+            self._prefill(width)
+        else:
+            hidden = self._prefill_exactly(lane, start, end)
+            told = prompt_logprobs(lane, hidden, start, self._models.target.logits)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # how long a slice takes decides how large the next one is
         lane.memory.context_frontier = end
         lane.memory.settle(end)
         return told
+
+    def _slice(self, tokens: int) -> int | None:
+        """Columns of a slice that can be captured; a mixture of experts asks the device which of them it needs."""
+        return self._shapes.slice(tokens) if self._models.target.config.moe is None else None
+
+    def _prefill(self, width: int) -> None:
+        self._runs(("prefill", width), partial(self._segments.prefill, width))
+
+    def _prefill_exactly(self, lane: Lane, start: int, end: int) -> torch.Tensor:
+        """Any number of columns, with whatever media stand in them -> hidden [T, H]."""
+        slot, first, count = self._int([lane.memory.slot]), self._int([start]), self._int([end - start])
+        ids, pages = self._int([lane.ledger[start:end]]), self._int([lane.memory.pages])
+        columns = Columns(ids, first, count, pages, slot, *self._shown(lane, start, end))
+        drafter = self._models.drafter
+        skipped = drafter.first_kept(end - start) if drafter is not None else 0
+        hidden = self._segments.advance(columns, self._int([lane.memory.draft_pages]), skipped)
+        self._memory.images.hidden[lane.memory.slot] = hidden[-1]
+        return hidden
 
     def _shown(self, lane: Lane, start: int, end: int) -> tuple[torch.Tensor | None, Inserted | None]:
         """Rotary positions and media of the columns [start, end) of a lane, which may begin and end inside an item."""
@@ -215,8 +230,11 @@ class Executor:
     # ------------------------------------------------------------------------------------------------ rounds
 
     @torch.no_grad()
-    def run(self, lanes: Sequence[Lane]) -> ExecutedRound:
-        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes."""
+    def run(self, lanes: Sequence[Lane], meanwhile: Callable[[], None] | None = None) -> ExecutedRound:
+        """Append, propose, verify and accept for up to `lanes` decoding lanes. No committed state changes.
+        `meanwhile` is called when everything is launched, before the verdict is waited for."""
+        laps = self._laps
+        laps.begin()
         self._round += 1
         drafter = self._models.drafter
         extents = [self._extent(lane, self._shapes.draft_tokens.of(len(lanes))) for lane in lanes]
@@ -225,21 +243,30 @@ class Executor:
         traits = self._shapes.traits(traits_of(lanes), shape.rows, self._models.target.public_rows)
         self._send(lanes, extents, shape, shape.drafts + 1 if whole_block else None)
         self._append(lanes, shape)
+        laps.lap("append")
         self._propose(shape, traits)
+        laps.lap("propose")
         constrained = any(lane.matcher is not None for lane in lanes)
         if constrained:  # before verify is launched: the copy must not wait for it
             self._buffers.proposed.ask(shape.rows * shape.drafts)
         self._verify(shape)
+        laps.lap("verify")
         masks = None
         if constrained:
             drafts = self._buffers.proposed.wait(shape.rows * shape.drafts).reshape(shape.rows, shape.drafts).tolist()
             live = [row[:count] for row, count in zip(drafts, extents, strict=False)]
             masks = self.grammars.masks(lanes, live, shape.width)
+            laps.lap("masks")
         self._accept(lanes, shape, traits, masks)
+        if meanwhile is not None:
+            meanwhile()
         licensed, accepted = self._verdict(len(lanes), shape)
         ends = _cut_at_dead_ends(lanes, licensed, accepted, masks)
         logprobs = self._told(lanes, licensed, shape, traits)
-        return ExecutedRound(tuple(lanes), tuple(licensed), tuple(accepted), logprobs, self._round, shape, ends)
+        laps.lap("accept")
+        return ExecutedRound(
+            tuple(lanes), tuple(licensed), tuple(extents), tuple(accepted), logprobs, self._round, shape, ends
+        )
 
     @torch.no_grad()
     def commit(self, done: ExecutedRound, counts: Sequence[int]) -> None:
@@ -278,10 +305,13 @@ class Executor:
 
     def _send(self, lanes: Sequence[Lane], extents: Sequence[int], shape: RoundShape, block: int | None) -> None:
         """What the device must know of these lanes."""
+        self._write_pages(lanes)
+        self._buffers.ingress.send(self._rows.rows(lanes, extents, block, shape.rows))
+
+    def _write_pages(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
             self._buffers.pages.write(lane.row, lane.memory, lane.memory.pages)
             self._buffers.draft_pages.write(lane.row, lane.memory, lane.memory.draft_pages)
-        self._buffers.ingress.send(self._rows.rows(lanes, extents, block, shape.rows))
 
     def _append(self, lanes: Sequence[Lane], shape: RoundShape) -> None:
         if self._models.drafter is None or not shape.pending:
@@ -313,7 +343,7 @@ class Executor:
 
     def _verify(self, shape: RoundShape) -> None:
         key = ("verify", shape.rows, shape.drafts, shape.width)
-        self._target_runs(key, partial(self._segments.verify, shape))
+        self._runs(key, partial(self._segments.verify, shape))
 
     def _judge(self, shape: RoundShape, traits: Traits) -> None:
         key = ("accept", shape.rows, shape.drafts, shape.width, traits)

@@ -1,4 +1,5 @@
-"""Which shapes do rounds have? On a CPU every round its own; on a card few, since each one is captured as a graph.
+"""Which shapes do rounds have, and prefill slices? On a CPU each its own; on a card few, since they are captured as
+graphs.
 
 Up to `EXACT_ROWS` lanes a round has a row for each of them; above, it has as many as the next bucket, and the rows that
 no lane is in are padding: extents of 0, and an image that nobody holds. Buckets waste at most a fifth of a round.
@@ -15,6 +16,9 @@ from deployment.engine.drafting import DraftTokens
 from deployment.engine.logprobs import MAX_LOGPROBS
 
 EXACT_ROWS = 16
+SLICES = range(64, 769, 64)
+"""Columns of the prefill slices that are captured. From the host the launches of a slice of 27B took 39 to 60 ms, as
+long as the card needs for 450 to 700 columns: a shorter slice would take as long as those."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ class Shapes:
         sizes = {(self.bucket(count), most(count)) for count in range(1, lanes + 1)}
         shapes = [RoundShape(rows, self.most_width, drafts, drafts + 1) for rows, drafts in sizes]
         return sorted(shapes, key=lambda shape: (shape.rows, shape.drafts), reverse=True)
+
+    def slice(self, tokens: int) -> int | None:
+        """Columns that prefill so many tokens, the last of them padding; None: exactly as many, and not as a graph."""
+        return next((columns for columns in SLICES if tokens <= columns), None) if self.few else None
 
     def traits(self, wanted: Traits, rows: int, vocabulary: int) -> Traits:
         """`wanted`, or what covers it among few, for a round of so many `rows`."""

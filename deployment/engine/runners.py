@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from deployment.engine.durability import CLOSE_SECONDS as WRITING_SECONDS
@@ -33,12 +33,13 @@ CLOSE_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[Event], None]
+Deliver = Callable[[Sequence[Event]], None]
 Ended = Callable[[str], None]
 
 
 class Runner(Protocol):
-    """An engine that runs. It calls `deliver` with every event, in order, and `ended` once, with the reason."""
+    """An engine that runs. It calls `deliver` with all events, in order, as they come, and `ended` once, with the
+    reason."""
 
     def put(self, command: Command) -> None:
         """Never waits."""
@@ -53,8 +54,8 @@ class ThreadRunner:
     def __init__(self, models: Models, options: EngineOptions, deliver: Deliver, ended: Ended) -> None:
         self._ended = ended
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._durability = Durability(options, deliver)
-        self._engine = Engine(models, options, deliver, durable=self._durability.sessions)
+        self._durability = Durability(options, lambda event: deliver((event,)))
+        self._engine = Engine(models, options, lambda event: deliver((event,)), durable=self._durability.sessions)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -141,8 +142,7 @@ class ProcessRunner:
 
     def _forward(self, ours: socket.socket) -> None:
         while (events := receive_messages(ours)) is not None:
-            for event in events:
-                self._deliver(event)
+            self._deliver(events)
 
     def _wait(self) -> str:
         """How the process ended. One that has closed its end, and does not end itself, is killed."""

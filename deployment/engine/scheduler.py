@@ -154,7 +154,7 @@ class Scheduler:
         `take` is all or nothing: it says what the new lane holds, or what is missing, or None where the turn ended.
         """
         passed: list[Ticket] = []
-        while len(self._running) < self._options.lanes and len(passed) < LOOK_AHEAD:
+        while self._waiting and len(self._running) < self._options.lanes and len(passed) < LOOK_AHEAD:
             ticket = self._first(ticket for ticket in self._waiting if ticket not in passed)
             if ticket is None:
                 return
@@ -206,8 +206,10 @@ class Scheduler:
         To be asked after `admit`, while it is known what that turn lacks.
         """
         bound = self._options.preempt_seconds
-        head = self._first(ticket for ticket in self._waiting if not ticket.background) if bound is not None else None
-        if bound is None or head is None or now - head.waits_since < bound:
+        if bound is None or not self._waiting:
+            return []
+        head = self._first(ticket for ticket in self._waiting if not ticket.background)
+        if head is None or now - head.waits_since < bound:
             return []
         shortage = Shortage(LANES, 1) if len(self._running) >= self._options.lanes else head.shortage
         if shortage is None:

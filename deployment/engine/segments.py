@@ -1,10 +1,13 @@
-"""The segments of a decode round: functions over buffers and state, that read and write nothing else.
+"""The segments of a decode round, and a prefill slice: functions over buffers and state, that read and write nothing
+else.
 
     append    pending features of the last commit -> draft context            (now it reaches F)
     propose   [anchor, MASK x K] -> drafts, and q for DFlash2
     verify    target over the live columns, features captured, images unchanged
     accept    licensed tokens, and log-probabilities of rows that asked
     commit    Fold of N records, convolution history, continuation hidden; features become pending
+
+    prefill   one lane's slice of a prompt: pages, image and draft context move over its live columns
 
 A CPU calls them; a card replays what it captured of them. So no segment asks the device for a number, and none depends
 on more than its arguments and what lies in the buffers: which rows there are, where they stand and what they want are
@@ -51,6 +54,24 @@ class Segments:
             rings, pages = memory.images.rings, memory.draft
             page_keys, page_values = (pages.keys, pages.values) if pages else (None, None)
             self.context = DraftContext(rings.keys, rings.values, page_keys, page_values)
+
+    def prefill(self, width: int) -> None:
+        slot, lane, start, count, ids = self._buffers.prompt.of(width)
+        pages, draft_pages = (
+            table.device.index_select(0, lane) for table in (self._buffers.pages, self._buffers.draft_pages)
+        )
+        hidden = self.advance(Columns(ids, start, count, pages, slot), draft_pages)
+        self._memory.images.hidden.index_copy_(0, slot, hidden.index_select(0, (count - 1).clamp(min=0)))
+
+    def advance(self, columns: Columns, draft_pages: torch.Tensor, skipped: int = 0) -> torch.Tensor:
+        """One row's columns into its pages, its image and its draft context, which needs none of the first `skipped` ->
+        hidden [T, H]."""
+        forward, drafter = self._models.target.prefill(columns, self.state, self._models.taps), self._models.drafter
+        if drafter is not None and self.context is not None and forward.features is not None:
+            start, count = columns.start + skipped, columns.valid - skipped
+            rows = DraftRows(columns.slots, draft_pages)
+            drafter.append_context(forward.features[:, skipped:], start, count, rows, self.context)
+        return forward.hidden[0]
 
     def append(self, shape: RoundShape) -> None:
         rows, drafter = self._buffers.ingress.rows(shape.rows), self._models.drafter

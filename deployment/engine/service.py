@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 from deployment.engine import errors
@@ -33,8 +34,14 @@ from deployment.engine.messages import (
 from deployment.engine.options import EngineOptions
 from deployment.engine.runners import Deliver, Ended, ProcessRunner, Runner, ThreadRunner
 
+logger = logging.getLogger(__name__)
+
 _LAST = Finished | Failed | Suspended
 """After one of these nothing more comes of a turn."""
+
+_Hear = Callable[[Any], object]
+_Listener = tuple[asyncio.AbstractEventLoop, _Hear]
+"""Who hears of an event, in which loop."""
 
 
 class EngineService:
@@ -52,11 +59,11 @@ class EngineService:
         runs here. None for a model of text alone."""
         self.generation_defaults = models.defaults
         self.context_limit = models.context
-        self._listeners: dict[str, Callable[[Event], None]] = {}
+        self._listeners: dict[str, _Listener] = {}
         self._lock = threading.Lock()
         self._left: set[str] = set()
         self._evicted: set[str] = set()
-        self._on_stored: Callable[[Stored], None] | None = None
+        self._on_stored: _Listener | None = None
         self._end: str | None = None
         if runner is None:
             self._runner: Runner = ThreadRunner(models, options, self._deliver, self._ended)
@@ -78,8 +85,7 @@ class EngineService:
 
     def when_stored(self, listener: Callable[[Stored], None]) -> None:
         """`listener` hears in the running event loop what became of each `Publish`."""
-        loop = asyncio.get_running_loop()
-        self._on_stored = lambda event: _soon(loop, listener, event)
+        self._on_stored = asyncio.get_running_loop(), listener
 
     async def turn(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """Runs a turn: its events, the last of them `Finished`, `Failed` or `Suspended`. Leaving early cancels it."""
@@ -121,55 +127,63 @@ class EngineService:
     @contextlib.contextmanager
     def _listening(self, ref: str, events: asyncio.Queue[Event]) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
-
-        def listener(event: Event) -> None:
-            _soon(loop, events.put_nowait, event)
-
         with self._lock:
             if self._end is not None:
                 raise EngineError(errors.INTERNAL_ERROR, f"the engine has ended: {self._end}")
             if ref in self._listeners or ref in self._left:
                 raise EngineError(errors.INVALID_REQUEST, f"{ref!r} is in use by another turn or call", "turn")
-            self._listeners[ref] = listener
+            self._listeners[ref] = loop, events.put_nowait
         try:
             yield
         finally:
             with self._lock:
                 self._listeners.pop(ref, None)
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
+        """Wakes every loop once for all that comes together."""
+        heard: dict[asyncio.AbstractEventLoop, list[tuple[_Hear, Event]]] = {}
+        with self._lock:
+            for event in events:
+                for loop, hear in self._who_hears(event):
+                    heard.setdefault(loop, []).append((hear, event))
+        for loop, what in heard.items():
+            _soon(loop, what)
+
+    def _who_hears(self, event: Event) -> list[_Listener]:
         if isinstance(event, Evicted):
             self._evicted.add(event.session)
-            return
+            return []
         if isinstance(event, Stored):
-            if self._on_stored is not None:
-                self._on_stored(event)
-            return
+            return [] if self._on_stored is None else [self._on_stored]
         if isinstance(event, Captured | Imported | Dropped):
             self._evicted.discard(event.session)
+        listeners: list[_Listener] = []
         for name in ("ref", "turn", "call"):  # a turn that is suspended hears of it, and so does who asked for it
-            if (ref := getattr(event, name, None)) is not None:
-                self._deliver_to(ref, event)
-
-    def _deliver_to(self, ref: str, event: Event) -> None:
-        with self._lock:
+            ref = getattr(event, name, None)
             if ref in self._left:
                 # nobody listens any more, and until its last event nobody else may take this id
                 if isinstance(event, _LAST):
                     self._left.discard(ref)
-                return
-            listener = self._listeners.get(ref)
-        if listener is not None:
-            listener(event)
+            elif ref is not None and (listener := self._listeners.get(ref)) is not None:
+                listeners.append(listener)
+        return listeners
 
     def _ended(self, reason: str) -> None:
         with self._lock:
             self._end = reason
             waiting = dict(self._listeners)
-        for ref, listener in waiting.items():
-            listener(Failed(ref, errors.INTERNAL_ERROR, f"the engine has ended: {reason}"))
+        for ref, (loop, hear) in waiting.items():
+            _soon(loop, [(hear, Failed(ref, errors.INTERNAL_ERROR, f"the engine has ended: {reason}"))])
 
 
-def _soon(loop: asyncio.AbstractEventLoop, listener: Callable[[Any], object], event: Event) -> None:
+def _soon(loop: asyncio.AbstractEventLoop, heard: Sequence[tuple[_Hear, Event]]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
-        loop.call_soon_threadsafe(listener, event)
+        loop.call_soon_threadsafe(_tell, heard)
+
+
+def _tell(heard: Sequence[tuple[_Hear, Event]]) -> None:
+    for hear, event in heard:
+        try:
+            hear(event)
+        except Exception:  # the others must hear theirs
+            logger.exception("%s was not taken", type(event).__name__)

@@ -5,17 +5,19 @@ A response that follows another one than its session's newest begins a session o
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import json
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from deployment.content_parts import kept_or_chat_part
 from deployment.errors import Refused, RequestError, invalid
+from deployment.fork_points import ForkAt
 from deployment.openai_responses.format import (
     ResponseFormat,
     response_object,
@@ -26,6 +28,7 @@ from deployment.openai_responses.format import (
 )
 from deployment.openai_responses.items import input_items, output_items
 from deployment.openai_responses.schema import PromptBody, ResponsesBody
+from deployment.openai_responses.stored import Note, Stored, note_of, stored_in
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, asking_of, turn_request
@@ -34,29 +37,14 @@ from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
-from deployment.turn_records import WHILE_NEWEST
-from deployment.wire import ReplicaInfo, Route, SessionInfo, TurnRequest
+from deployment.wire import NOTHING, ReplicaInfo, Route, SessionInfo, TurnRequest
 
 SESSION_MOVED_ON = "session_moved_on"
 
+ALIKE = 8
+"""Of requests that are alike and go on from one older response, so many are told apart when one of them comes again."""
 
-@dataclass(frozen=True)
-class Stored:
-    """A response that its session knows. `messages`: the session's conversation; the response's own are those from
-    `begin` to `end`, of which the last is the answer. `facts`: what it repeats of its request."""
-
-    session: SessionInfo
-    name: str
-    turn: str
-    record: dict[str, Any]
-    facts: dict[str, Any]
-    begin: int
-    end: int
-    messages: tuple[dict[str, Any], ...]
-
-    @property
-    def newest(self) -> bool:
-        return self.session.running is None and self.session.turns[-1]["id"] == self.turn
+_IN_ITS_SESSION = "images of earlier responses are in their session alone"
 
 
 class ResponsesApi:
@@ -76,12 +64,14 @@ class ResponsesApi:
             raise invalid("x-session-id: a response is in the session that its id names", "x-session-id")
         before = await self._before(request, body)
         goes_on = before is not None and await self._goes_on(request, before, asking)
+        name = before.name if before is not None and goes_on else await self._begun_by(request, asking, body, before)
         try:
-            return await self._created(asking, size, body, before, goes_on)
+            return await self._created(asking, size, body, before, name)
         except RequestError as error:
-            if error.refused.code not in (SESSION_MOVED_ON, "session_busy") or not goes_on:
+            if error.refused.code not in (SESSION_MOVED_ON, "session_busy"):
                 raise
-            return await self._created(asking, size, body, before, False)
+        name = await self._begun_by(request, asking, body, before) if goes_on else _new_session(None)
+        return await self._created(asking, size, body, before, name)
 
     async def _goes_on(self, request: Request, before: Stored, asking: Asking) -> bool:
         """Whether the session of `before` is the one to ask first. A request that comes again may be what that has gone
@@ -90,29 +80,49 @@ class ResponsesApi:
             return before.newest or asking.repeated
         return not await self._exists(request, _new_session(asking.idempotency_key))
 
+    async def _begun_by(self, request: Request, asking: Asking, body: ResponsesBody, before: Stored | None) -> str:
+        """The session that a request begins. A request that says that it comes again finds the one that it began, if
+        that has a past: it is the last one that a request like it began from there."""
+        if asking.idempotency_key is not None or before is None or not body.store:
+            return _new_session(asking.idempotency_key)
+        asked = f"{before.name} {before.turn} {body.model_dump_json()}"
+        names = [_new_session(f"{asked} {number}") for number in range(ALIKE)]
+        there = await asyncio.gather(*(self._exists(request, name) for name in names))
+        last = max((number for number, exists in enumerate(there) if exists), default=-1)
+        if asking.repeated and last >= 0:
+            return names[last]
+        return names[last + 1] if last + 1 < ALIKE else _new_session(None)
+
     async def _created(
-        self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, goes_on: bool
+        self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, name: str
     ) -> Response:
-        past = list(before.messages[: before.end]) if before is not None else []
-        name = before.name if before is not None and goes_on else _new_session(asking.idempotency_key)
+        past = list(before.past) if before is not None else []
+        goes_on = before is not None and name == before.name
+        if before is not None and before.shows_media:
+            if not body.store:
+                raise invalid(f"store: must be true, since {_IN_ITS_SESSION}", "store")
+            if not goes_on:
+                await self._fork(before, SessionKey(asking.tenant, name))
+                goes_on = True
         if body.store:
             asking = replace(asking, key=SessionKey(asking.tenant, name), must_exist=goes_on, hint=None)
         facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
-        kept = {name: value for name, value in facts.items() if name != "tools"}
-        note = {"facts": kept, "begin": len(past), "end": len(past) + len(body.given) + 1}
-        if facts["tools"]:
-            note[WHILE_NEWEST] = {"tools": facts["tools"]}
         turn = replace(
             turn_request(parse(TurnBody, body.chat(past)), "history", asking),
-            note=json.dumps(note, ensure_ascii=False),
-            follows=before.turn if before is not None and goes_on and body.store else None,
+            note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
+            follows=(before.turn if before is not None and goes_on else NOTHING) if body.store else None,
+            unattended=body.background,
         )
-        events = self._turns.events(await self._turns.seen(turn, size))
+        turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)
+        events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)
         if body.stream:
             parts = kept_alive(shown.events(events))
             return StreamingResponse(parts, media_type="text/event-stream", headers=shown.headers)
+        if body.background:
+            await events.aclose()
+            return JSONResponse(shown.begun, headers=shown.headers)
         return JSONResponse(shown.whole(await told_whole(opened, events)), headers=shown.headers)
 
     async def count(self, request: Request) -> Any:
@@ -120,29 +130,37 @@ class ResponsesApi:
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
         before = await self._before(request, body)
-        past = list(before.messages[: before.end]) if before is not None else []
+        if before is not None and before.shows_media:
+            message = f"has images, which are not counted here, since {_IN_ITS_SESSION}"
+            raise invalid(f"previous_response_id: {message}", "previous_response_id")
+        past = list(before.past) if before is not None else []
         turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
-        encoded = await self._tokens.encoded(await self._turns.seen(turn, size))
+        encoded = await self._tokens.encoded(await self._turns.seen(turn, size, body.media_places))
         return {"object": "response.input_tokens", "input_tokens": len(encoded.ids)}
 
     async def show(self, request: Request, name: str) -> Any:
         if request.query_params.get("stream") == "true":
             raise invalid("stream: a response is shown whole; its stream is followed as its session's turn", "stream")
-        stored = await self._stored(request, name)
+        known, session, turn = await self._known(request, name)
+        if known.running == turn and (note := note_of(known.running_note)) is not None:
+            return response_object(name, self._model, note.all_facts, "in_progress", [], None)
+        stored = stored_in(known, session, turn)
+        if stored is None:
+            raise _unknown(name)
         record = stored.record
         # The session does not keep how many of the tokens were thinking: their text is counted again.
-        thought = stored.messages[stored.end - 1].get("reasoning_content", "")
+        thought = stored.answer.get("reasoning_content")
         counted = await self._tokens.encoded(TurnRequest("", "prompt", (), prompt=thought)) if thought else None
         usage = usage_of(
             record["prompt_tokens"], record["reused"], record["completion_tokens"], len(counted.ids) if counted else 0
         )
-        output = output_items(stored.messages[stored.end - 1], stored.turn)
+        output = output_items(stored.answer, stored.turn)
         status = status_of(record["finish_reason"])
         return response_object(name, self._model, stored.facts, status, output, usage)
 
     async def inputs(self, request: Request, name: str) -> Any:
         stored = await self._stored(request, name)
-        items = input_items(stored.messages[stored.begin : stored.end - 1], stored.turn)
+        items = input_items(stored.asked, stored.turn)
         if request.query_params.get("order", "desc") == "desc":
             items.reverse()
         names = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
@@ -167,24 +185,39 @@ class ResponsesApi:
         try:
             return await self.show(request, name)
         except RequestError as error:
-            if error.refused.status != 404 or not answer:
+            if error.refused.status != 404:
                 raise
             # Nothing is kept of a turn that had committed nothing.
-            return response_object(name, self._model, _facts(json.loads(answer)), "cancelled", [], None)
+            note = note_of(answer)
+            if note is None:
+                raise _unknown(name) from None
+            return response_object(name, self._model, note.all_facts, "cancelled", [], None)
 
     # ------------------------------------------------------------------------------------------------ what is stored
 
     async def _before(self, request: Request, body: PromptBody) -> Stored | None:
         name = body.previous_response_id
-        if name is None:
-            return None
-        stored = await self._stored(request, name)
-        if any(_shows_media(message) for message in stored.messages[: stored.end]):
-            message = "its past has images, which are not kept as they were sent; send them again in input"
-            raise invalid(f"previous_response_id: {message}", "previous_response_id")
-        return stored
+        return None if name is None else await self._stored(request, name)
+
+    async def _fork(self, before: Stored, child: SessionKey) -> None:
+        """A session of its own with what was up to `before`, images included, unless a retry has made it already."""
+        key = SessionKey(child.tenant, before.name)
+        answer = await self._replicas.ask("fork", Route(str(key)), key, child, ForkAt(turn=before.turn))
+        if isinstance(answer, Refused) and answer.code != "session_exists":
+            raise answer.error
 
     async def _stored(self, request: Request, name: str) -> Stored:
+        """One that is over."""
+        known, session, turn = await self._known(request, name)
+        stored = stored_in(known, session, turn)
+        if stored is None and known.running == turn:
+            raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
+        if stored is None:
+            raise _unknown(name)
+        return stored
+
+    async def _known(self, request: Request, name: str) -> tuple[SessionInfo, str, str]:
+        """The session that a response's id names, its name, and the response's turn."""
         found = session_of(name)
         if found is None:
             raise _unknown(name)
@@ -194,19 +227,7 @@ class ResponsesApi:
         known = await self._replicas.ask("session_info", route, placement.key)
         if isinstance(known, Refused):
             raise known.error
-        record = next((record for record in known.turns if record["id"] == turn), None)
-        if record is None and known.running == turn:
-            raise RequestError(409, "response_in_progress", f"response {name!r} is not complete yet", "response_id")
-        # A turn that was appended leaves what was before it; another one tells the conversation anew.
-        telling = next((one for one in reversed(known.turns) if one["mode"] == "history"), None)
-        note, newest = _note(record), _note(telling)
-        if record is None or note is None or newest is None:
-            raise _unknown(name)
-        # Instructions stand before a conversation, and do not carry over.
-        messages = known.transcript[1 if newest["facts"]["instructions"] else 0 :]
-        if note["end"] > len(messages):
-            raise _unknown(name)
-        return Stored(known, session, turn, record, _facts(note), note["begin"], note["end"], messages)
+        return known, session, turn
 
     async def _exists(self, request: Request, session: str) -> bool:
         try:
@@ -234,22 +255,6 @@ class ResponsesApi:
 def _new_session(key: str | None) -> str:
     """A request that is sent again under its key is in the same session."""
     return session_name(secrets.token_hex(16) if key is None else hashlib.sha256(key.encode()).hexdigest()[:32])
-
-
-def _note(record: dict[str, Any] | None) -> dict[str, Any] | None:
-    """None: the turn is not a response."""
-    note = record["request"].get("note") if record is not None else None
-    return None if note is None else json.loads(note)
-
-
-def _facts(note: dict[str, Any]) -> dict[str, Any]:
-    """Tools are not kept of older responses."""
-    return {"tools": [], **note["facts"], **note.get(WHILE_NEWEST, {})}
-
-
-def _shows_media(message: dict[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(part["type"] != "text" for part in content)
 
 
 def _unknown(name: str) -> RequestError:

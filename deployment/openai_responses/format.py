@@ -57,7 +57,6 @@ def response_object(
         "id": name,
         "object": "response",
         "status": status,
-        "background": False,
         "error": None,
         "incomplete_details": reason,
         "model": model,
@@ -96,10 +95,14 @@ class ResponseFormat:
         deque(stream.end(), 0)
         return self._ended(closed, stream.output)
 
+    @property
+    def begun(self) -> dict[str, Any]:
+        return self._response("in_progress", [], None)
+
     async def events(self, told: AsyncGenerator[Told | Departing, None]) -> AsyncGenerator[str, None]:
         stream = _Stream(self.opened.turn)
-        yield stream.event("response.created", response=self._response("in_progress", [], None))
-        yield stream.event("response.in_progress", response=self._response("in_progress", [], None))
+        yield stream.event("response.created", response=self.begun)
+        yield stream.event("response.in_progress", response=self.begun)
         async with aclosing(told):
             async for one in told:
                 event = REPLACED if isinstance(one, Departing) else one.event

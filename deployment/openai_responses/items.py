@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic.types import Discriminator
 
 from deployment.content_parts import checked, responses_part
+from deployment.tool_schemas import an_object
 
 _LENIENT = ConfigDict(extra="ignore")
 
@@ -43,6 +44,13 @@ class MessageItem(BaseModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
+    @field_validator("content")
+    @classmethod
+    def _shown_to_the_model(cls, content: str | list[Part], info: ValidationInfo) -> str | list[Part]:
+        if info.data.get("role") == "assistant" and any(part.type == "input_image" for part in _parts(content)):
+            raise ValueError("an assistant's message has no images")
+        return content
+
 
 class CallItem(BaseModel):
     model_config = _LENIENT
@@ -50,7 +58,7 @@ class CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Annotated[str, AfterValidator(an_object)]
 
 
 class ResultItem(BaseModel):
@@ -103,6 +111,21 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     return messages
 
 
+def media_places(items: Iterable[Item]) -> list[str]:
+    """What holds each image, in the order in which `messages_of` has them."""
+    return [
+        f"input[{number}].{name}[{index}].image_url"
+        for number, item in enumerate(items)
+        for name, content in (("content", getattr(item, "content", None)), ("output", getattr(item, "output", None)))
+        for index, part in enumerate(_parts(content))
+        if part.type == "input_image"
+    ]
+
+
+def _parts(content: Any) -> list[Part]:
+    return [part for part in content if isinstance(part, Part)] if isinstance(content, list) else []
+
+
 def _given(item: MessageItem | ResultItem) -> dict[str, Any]:
     content = item.output if isinstance(item, ResultItem) else item.content
     said = content if isinstance(content, str) else [part.chat for part in content]
@@ -149,18 +172,18 @@ def input_items(messages: Sequence[dict[str, Any]], turn: str) -> list[dict[str,
     """The messages that a turn brought, as items."""
     items: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        name = item_id("msg", turn, 1000 + index)
+        name, said = item_id("msg", turn, 1000 + index), message["content"] or ""
         match message["role"]:
             case "assistant":
                 items += output_items(message, f"{turn}{index}")
             case "tool":
                 items.append(
                     {"id": name, "type": "function_call_output", "call_id": message.get("tool_call_id", ""),
-                     "output": message["content"], "status": "completed"}
+                     "output": said if isinstance(said, str) else _input_parts(said), "status": "completed"}
                 )  # fmt: skip
             case role:
                 items.append({"id": name, "type": "message", "role": role, "status": "completed",
-                              "content": _input_parts(message["content"])})  # fmt: skip
+                              "content": _input_parts(said)})  # fmt: skip
     return items
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
-from deployment.openai_responses.items import Item, messages_of
+from deployment.openai_responses.items import Item, media_places, messages_of
 from deployment.schemas import Effort
 
 _LENIENT = ConfigDict(extra="ignore")
@@ -81,6 +81,11 @@ class PromptBody(BaseModel):
         """The new messages, in the form of a chat completion's."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else messages_of(self.input)
 
+    @property
+    def media_places(self) -> list[str]:
+        """What holds each image of the new messages."""
+        return [] if isinstance(self.input, str) else media_places(self.input)
+
     def chat(self, before: list[dict[str, Any]]) -> dict[str, Any]:
         """The body of a chat completion that carries all of it. `before`: messages of the responses that this one
         follows."""
@@ -114,10 +119,17 @@ class ResponsesBody(PromptBody):
     stream: StrictBool = False
     store: StrictBool = True
     metadata: dict[str, str] = Field(default_factory=dict)
-    background: Literal[False] = False
+    background: StrictBool = False
     max_tool_calls: None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     top_logprobs: Literal[0] | None = None
+
+    @field_validator("background")
+    @classmethod
+    def _stored(cls, background: bool, info: ValidationInfo) -> bool:
+        if background and info.data.get("store") is False:
+            raise ValueError("a response in the background is asked for by its id, so that store must be true")
+        return background
 
     def chat(self, before: list[dict[str, Any]]) -> dict[str, Any]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_output_tokens}
@@ -129,6 +141,7 @@ class ResponsesBody(PromptBody):
         asked = self.text.format.model_dump(exclude_none=True, by_alias=True)
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
         return {
+            "background": self.background,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata,

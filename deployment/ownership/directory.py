@@ -109,11 +109,14 @@ class _Session:
 
 
 class Directory:
-    """All sessions of one application. Times are of a monotonic clock; `unix` seconds only make the incarnation."""
+    """All sessions of one application. Times are of a monotonic clock; `unix` seconds only make the incarnation.
+
+    `is_first`: the cluster is new; it had no directory before this one."""
 
     def __init__(self, registry: Registry, unix: float, now: float) -> None:
         self._registry = registry
         self.incarnation = registry.next_incarnation(unix)
+        self.is_first = self.incarnation == registry.first_incarnation()
         self._void = set(registry.void())
         self._unheard = set(registry.stores())
         self._counter = 0
@@ -199,6 +202,12 @@ class Directory:
     def sessions(self, tenant: str, now: float) -> tuple[Placed, ...]:
         mine = ((key, session) for key, session in self._sessions.items() if key.tenant == tenant)
         return tuple(self._placed(key, session, now) for key, session in mine if not session.gone)
+
+    def unowned(self, beginning: str, now: float) -> tuple[Placed, ...]:
+        """Sessions of all tenants whose names begin so, and that no replica owns."""
+        named = ((key, session) for key, session in self._sessions.items() if key.session.startswith(beginning))
+        placed = (self._placed(key, session, now) for key, session in named if not session.gone)
+        return tuple(one for one in placed if one.owner is None)
 
     def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
         """A replica wants to become a session's owner."""

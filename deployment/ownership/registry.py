@@ -20,6 +20,13 @@ class KeyValues(Protocol):
 
     def names(self, prefix: str) -> list[str]: ...
 
+    def remove(self, name: str) -> None:
+        """Of a name that is not there: does nothing."""
+        ...
+
+
+_KINDS = ("incarnation", "store", "void", "restored")
+
 
 class Registry:
     """The entries of one application."""
@@ -70,6 +77,13 @@ class Registry:
         """All that were ever registered and are not void."""
         void = self.void()
         return tuple(member for member in self._listed("store") if member not in void)
+
+    def forget(self) -> None:
+        """All actors of the application have ended, and their arenas went with them: to the next ones the cluster is
+        new. They would wait for the stores of nodes that serve it no more, and take nothing from the durable tier."""
+        for kind in _KINDS:
+            for name in self._values.names(f"{self._prefix}{kind}/"):
+                self._values.remove(name)
 
     def _name(self, kind: str, member: Member) -> str:
         return f"{self._prefix}{kind}/{member.node}/{member.incarnation}"

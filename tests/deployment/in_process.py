@@ -175,6 +175,9 @@ class InProcess:
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         return self._world.directory.locate(key, time.monotonic())
 
+    async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+        return self._world.directory.unowned(beginning, time.monotonic())
+
     async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
         store = self._world.stores.get(member.node)
         index = store.index() if store is not None else ()

@@ -24,6 +24,8 @@ from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
 from deployment.last_call import LastCall
+from deployment.metrics.measured import Room
+from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
@@ -73,7 +75,8 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.make_room_of)
-    replica._drainer, replica._forking = Drainer(a.keeper), Forking(a.service, a.keeper)
+    replica._drainer = Drainer(a.keeper)
+    replica._forking = Forking(a.service, a.keeper)
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._arrivals = a.arrivals
     replica._desk = TurnDesk(
@@ -106,15 +109,17 @@ class _Cluster:
     node = "x"
 
     def __init__(self, world: World) -> None:
-        self._directory = lambda: world.directory
-        self._link = world.replicas["a"].link
-        self.locate = self._link.locate
+        self._world = world
+        self.locate = world.replicas["a"].link.locate
 
-    async def sessions(self, tenant: str) -> Any:
-        return self._directory().sessions(tenant, time.monotonic())
+    async def sessions(self, tenant: str) -> tuple[Placed, ...]:
+        return self._world.directory.sessions(tenant, time.monotonic())
 
     async def with_room(self, beside: str) -> None:
         return None
+
+    async def room(self, node: str) -> Room:
+        return Room(4096, 64)
 
 
 class _Replicas:
@@ -128,6 +133,8 @@ class _Replicas:
         await asyncio.sleep(0)
         return await getattr(self._replica, method)(route, *args)
 
+    ask_here = ask
+
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
             async for answer in answers:
@@ -137,3 +144,6 @@ class _Replicas:
 
     async def all(self) -> list[Any]:
         return [await self._replica.info()]
+
+    async def measured(self) -> list[Any]:
+        return [await self._replica.measured()]

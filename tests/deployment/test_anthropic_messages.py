@@ -158,11 +158,25 @@ def test_the_key_that_names_a_tenant_may_stand_in_either_header(url: str):
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400, "invalid_request_error", "document"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error", "tools[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, 400, "invalid_request_error", "budget_tokens"),
+        (
+            {"messages": [*COUNT, {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}}]}]},
+            400, "invalid_request_error", "messages: the last one has tool_use blocks",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "image", "source": {
+                "type": "url", "url": "https://a.example/b"}}]}, *COUNT]},
+            400, "invalid_request_error", "messages[0].content: block 0",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+            400, "invalid_request_error", "messages[0].content[0].text: ",
+        ),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
         ({"stop_sequences": [" "]}, 400, "invalid_request_error", "stop_sequences"),
         ({"model": "claude"}, 404, "not_found_error", "claude"),
     ],
-)
+)  # fmt: skip
 def test_refusals_have_this_interfaces_form(url: str, change: dict[str, Any], status: int, kind: str, said: str):
     body = {"model": "demo", "max_tokens": 5, "messages": COUNT, **change}
     answer = httpx.post(f"{url}/v1/messages", json=body, timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from deployment.app import LEAST_LEAVING_SECONDS, build, leaving_seconds
 from deployment.engine.options import EngineOptions
 from deployment.settings import AppArgs
 
-CONFIGS = Path(__file__).resolve().parents[2] / "deployment" / "configs"
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "deployment" / "configs"
 
 
 def test_every_shipped_config_is_valid_for_serve_and_for_the_application():
@@ -43,3 +46,9 @@ def test_serve_waits_longer_for_an_ingress_than_its_streams_may_go_on():
     assert ingress._deployment_config.graceful_shutdown_timeout_s > 7
     engines = ingress.init_args[0]._bound_deployment
     assert engines._deployment_config.graceful_shutdown_timeout_s == leaving_seconds(AppArgs().host_store_bytes)
+
+
+def test_an_ingress_starts_without_torch():
+    """Which would take it seconds, and most of its memory."""
+    program = "import sys; sys.modules['torch'] = None; import deployment.ingress"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

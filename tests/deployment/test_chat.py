@@ -42,8 +42,8 @@ CUTS = [3, 7, 12]
 class ChatServer:
     """The routes that a chat uses. `sessions`: those that exist."""
 
-    def __init__(self, *plans: Plan, sessions: tuple[str, ...] = ()) -> None:
-        self.turns = FakeServer(published(CUTS), list(plans))
+    def __init__(self, *plans: Plan, sessions: tuple[str, ...] = (), **told: Any) -> None:
+        self.turns = FakeServer(published(CUTS, **told), list(plans))
         self.sessions = list(sessions)
         self.asked: list[tuple[str, str, Any]] = []
 
@@ -82,13 +82,15 @@ class ChatServer:
         return httpx.Response(200, json=answers[what])
 
 
-def talk(server: ChatServer, *lines: str, session: str = "trip", model: str | None = None) -> tuple[str, str]:
+def talk(
+    server: ChatServer, *lines: str, session: str = "trip", model: str | None = None, tools: list[Any] | None = None
+) -> tuple[str, str]:
     """(stdout, stderr) of a chat in which these lines are typed."""
     time, out, notes = Time(), io.StringIO(), io.StringIO()
     with Client(
         "http://server", patience=time.patience(), transport=httpx.MockTransport(server), sleep=time.sleep
     ) as client:
-        chat = Chat(client, Console(file=out), Console(file=notes, width=200), model)
+        chat = Chat(client, Console(file=out), Console(file=notes, width=200), model, tools)
         chat.enter(session)
         chat.run(iter(f"{line}\n" for line in lines))
     return out.getvalue(), notes.getvalue()
@@ -113,6 +115,28 @@ def test_answers_go_to_stdout_and_what_is_said_about_them_to_stderr():
     ]  # fmt: skip
     assert server.asked[-1][2]["messages"] == [{"role": "user", "content": "More"}]
     assert server.asked[-1][2]["model"] == "demo"
+
+
+def test_calls_are_shown_and_the_lines_that_follow_are_their_results():
+    call = "<tool_call>\n<function=add>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    server = ChatServer(text=f"{call.format(7)}\n{call.format(8)} é", tools={"add": {}})
+    offered = [{"type": "function", "function": {"name": "add"}}]
+    _, notes = talk(server, "Hello", "/sessions", "seven", "eight", tools=offered)
+    lines = [line for line in notes.splitlines() if "add" in line]
+    asked = "type the result of add, in one line"
+    assert lines[:4] == ['calls add({"a": "7"})', 'calls add({"a": "8"})', asked, asked]
+    said, results = (body for method, path, body in server.asked if path.endswith("/turns"))
+    assert said["messages"] == [{"role": "user", "content": "Hello"}] and said["tools"] == offered
+    assert [(one["role"], one["content"]) for one in results["messages"]] == [("tool", "seven"), ("tool", "eight")]
+    assert len({one["tool_call_id"] for one in results["messages"]}) == 2
+
+
+@pytest.mark.parametrize("content", ["[", "{}", "[]"])
+def test_tools_that_are_no_list_are_refused_before_anything_is_asked(tmp_path: Path, content: str):
+    file = tmp_path / "tools.json"
+    file.write_text(content)
+    result = CliRunner().invoke(app, ["chat", "--url", "http://127.0.0.1:9", "--tools", str(file)])
+    assert result.exit_code == 2 and result.stderr.startswith(f"dflash-serve: --tools: {file} ")
 
 
 def test_a_broken_connection_costs_one_line_and_nothing_of_the_answer():

@@ -253,8 +253,8 @@ def test_fp32_has_no_streamed_products(tmp_path: Path) -> None:
 
 def test_a_mixture_is_told_by_its_parts(tmp_path: Path) -> None:
     rows = operators(tmp_path, MOE_35B)
-    assert rows["feed-forward: shared: gate up [1024 x 2048]"] == "cuBLAS"
-    assert {"feed-forward: router", "feed-forward: routed experts"} <= rows.keys()
+    assert rows["feed-forward: router"] == rows["feed-forward: experts, routed and shared"] == "triton"
+    assert not any(name.startswith("feed-forward: SiLU") for name in rows)
 
 
 def test_a_head_that_a_kernel_refuses_is_told(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_draft_of_another_kind_than_the_backend_is_refused():
         (("--tls-cert", "/nowhere/cert.pem"), "tls_key"),
         (("--durable-key-env", "NOT_THERE"), "durable_key_env"),
         (("--durable", "/tmp/d", "--durable-key-env", "NOT_THERE"), "NOT_THERE"),
+        (("--durable", "sessions"), "durable"),
+        (("--durable", "/srv/sessions", "--no-durable"), "--no-durable"),
     ],
 )
 def test_option_with_a_wrong_value_is_named(arguments: tuple[str, ...], named: str):

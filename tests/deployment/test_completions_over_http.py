@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_usage_comes_in_each_chunk_for_who_asks(client: httpx.Client):
     chunks = list(api.chat.completions.create(model="demo", **body, stream_options=options))  # pyright: ignore
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts) and counts[0] == 0 < counts[-1]
+
+
+def test_usage_comes_in_each_chunk_for_who_follows_a_turn_too(client: httpx.Client):
+    body = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
+    turn = client.post("/v1/chat/completions", json=body, headers={"x-session-id": "used"}).headers["x-turn-id"]
+
+    def told(**asked: Any) -> list[Any]:
+        stream = client.get(f"/v1/sessions/used/turns/{turn}/events", params=asked).text
+        events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+        return [json.loads(event).get("usage") for event in events]
+
+    *each, whole = told(include_usage=True, continuous_usage_stats=True)
+    counts = [usage["completion_tokens"] for usage in each]
+    assert counts == sorted(counts) and counts[0] == 0 < counts[-1] == whole["completion_tokens"]
+    assert told(include_usage=True) == [*[None] * len(each), whole]
+    assert told(continuous_usage_stats=True) == [None] * len(each)
 
 
 def test_thinking_is_counted(client: httpx.Client):

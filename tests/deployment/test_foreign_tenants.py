@@ -60,7 +60,7 @@ TURNS: dict[Asked, Any] = {
 OF_NOBODY: set[Asked] = {
     ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version"),
     ("GET", "/v1/models"), ("GET", "/v1/models/{name:path}"), ("GET", "/v1/replicas"), ("GET", "/health"),
-    ("GET", "/openapi.json"),
+    ("GET", "/openapi.json"), ("GET", "/metrics"),
 }  # fmt: skip
 """They tell of a text that comes with the request, or of the server."""
 OWN: set[Asked] = {("GET", "/v1/sessions"), ("POST", "/v1/sessions"), ("POST", "/v1/sessions/import")}

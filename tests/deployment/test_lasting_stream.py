@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError
 from deployment.engine.messages import Round
 from deployment.errors import Refused
 from deployment.event_ids import EventId, digest_of
+from deployment.keyed_turns import is_keyed
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
@@ -68,6 +69,9 @@ class Fake:
             await asyncio.sleep(0)
             if answer is LOST:
                 raise RayActorError
+            if isinstance(answer, float):  # nothing is told for so long
+                await asyncio.sleep(answer)
+                continue
             yield answer
 
     async def lost(self, replica: str | None) -> None:
@@ -143,6 +147,12 @@ def test_a_refusal_is_the_end_and_a_session_that_is_gone_is_one():
     assert isinstance(last, Refused) and last.status == 404
 
 
+def test_a_turn_that_was_silent_for_long_is_looked_for_like_any_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.lasting_stream.GIVE_UP_SECONDS", 0.2)
+    fake = Fake([opened(), 0.3, LOST], [LOST], [opened("r2"), delta(5, 0), 0.3, LOST], [delta(5, 1), closed()])
+    assert taken(fake, asked())[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
+
+
 def test_a_turn_that_nobody_goes_on_with_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deployment.lasting_stream.GIVE_UP_SECONDS", 0.02)
     fake = Fake([opened(), delta(5, 0), LOST], *[[LOST]] * 1000)
@@ -196,6 +206,15 @@ def test_choices_that_are_over_are_not_told_again_when_the_others_go_on():
 
 
 def test_a_turn_that_is_lost_before_its_first_round_is_no_repeated_request():
-    fake = Fake([opened(), LOST], [opened("r2"), delta(5, 0, rounds=True), closed()])
-    assert taken(fake, asked(None, idempotency_key="k"))[1:] == [delta(5, 0, rounds=True).event, closed().event]
-    assert fake.calls[1][2][0].resumed == ((),), "the key must not lead to the turn that was lost"
+    told = [delta(5 + choice, 0, choice, n=2, rounds=True) for choice in (0, 1)]
+    fake = Fake([opened(n=2), LOST], [opened("r2", n=2), *told, closed(0), closed(1)])
+    assert taken(fake, asked(None, n=2, idempotency_key="k"))[1:3] == [one.event for one in told]
+    assert fake.calls[1][2][0].resumed == ((), ()), "the key must not lead to the turn that was lost"
+
+
+def test_a_turn_with_a_key_is_followed_in_a_session_of_its_own():
+    fake = Fake([opened(), delta(5, 0), LOST], [opened("r2"), delta(5, 1), closed()])
+    assert taken(fake, asked(None, idempotency_key="k"))[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
+    (first, _, (begun,)), (second, _, (key, turn, _)) = fake.calls
+    assert (first, second) == ("take_turn", "follow_turn") and (key, turn) == (begun.key, TURN)
+    assert is_keyed(key) and key.tenant == begun.tenant

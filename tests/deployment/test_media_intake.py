@@ -88,6 +88,7 @@ def test_a_turn_without_media_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("kind, data", [("video/mp4", filmed(shades(2))), ("image/gif", animation(shades(2), "GIF"))])
 def test_a_video_is_a_file_or_an_animation(kind: str, data: bytes) -> None:
     (source,) = taken(turn(data_url(data, kind), kind="video_url")).media
+    assert isinstance(source, MediaSource)
     assert (source.kind, source.data, source.place) == ("video", data, "messages[0].content[0].video_url.url")
 
 
@@ -152,7 +153,8 @@ def test_a_body_may_hold_all_media_in_base64() -> None:
 def test_a_url_s_bytes_are_told_by_what_they_are(said: str | None) -> None:
     site = Site(Fetched(PNG, said))
     asked = taken(turn("https://example.org/a"), MediaLimits(item_bytes=1 << 20), site)
-    assert asked.media[0].data == PNG and site.asked == [("https://example.org/a", 1 << 20)]
+    (source,) = asked.media
+    assert isinstance(source, MediaSource) and source.data == PNG and site.asked == [("https://example.org/a", 1 << 20)]
 
 
 @pytest.mark.parametrize(

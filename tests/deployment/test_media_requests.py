@@ -13,10 +13,11 @@ from starlette.requests import Request
 
 from deployment.errors import Refused, RequestError
 from deployment.media_limits import MediaLimits
+from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.words import SessionKey
 from deployment.request_reading import MAX_BODY_BYTES
 from deployment.turn_api import TurnApi
-from deployment.wire import Told, TurnRequest
+from deployment.wire import MediaSource, Told, TurnRequest
 from tests.deployment.media_files import noise, picture
 
 REFUSED = Refused(503, "unavailable", "asked for, but not served here")
@@ -39,7 +40,7 @@ class Stream:
 def asked(body: dict[str, Any], *, append: bool = False, **limits: Any) -> TurnRequest:
     """The turn that a request leads to. Raises RequestError."""
     stream = Stream()
-    api = TurnApi(cast(Any, None), cast(Any, None), "m", cast(Any, stream), MediaLimits(**limits))
+    api = TurnApi(cast(Any, None), cast(Any, None), ("m",), cast(Any, stream), MediaLimits(**limits), TurnMetrics())
     api._stream = cast(Any, stream)
 
     async def receive() -> dict[str, Any]:
@@ -65,7 +66,7 @@ def test_an_image_larger_than_a_body_without_one_may_be_leaves_only_its_digest_i
     data = picture(kind="PNG") + bytes(MAX_BODY_BYTES)  # what follows the end of a PNG is nothing to it
     turn = asked(looking(data), append=append)
     (source,) = turn.media
-    assert source.data == data and turn.mode == ("append" if append else "history")
+    assert isinstance(source, MediaSource) and source.data == data and turn.mode == ("append" if append else "history")
     assert turn.messages[0]["content"][0] == {"type": "image", "sha256": source.sha256}
 
 

@@ -205,12 +205,78 @@ def test_an_image_in_a_form_that_is_not_supported_is_refused_by_field(
     assert answer.status_code == 400 and field in answer.json()["error"]["message"], answer.text
 
 
-def test_a_response_whose_past_has_images_is_not_gone_on_from(seeing: Seeing):
-    url = f"data:image/png;base64,{base64.b64encode(FIRST).decode()}"
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+BAD = base64.b64encode(b"no image at all").decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "field"),
+    [
+        (
+            "responses",
+            {"instructions": "See.", "input": [{"role": "user", "content": "x"}, {"role": "user", "content": [
+                {"type": "input_text", "text": "x"},
+                {"type": "input_image", "image_url": f"data:image/png;base64,{BAD}"}]}]},
+            "input[1].content[1].image_url",
+        ),
+        (
+            "responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                       {"type": "function_call_output", "call_id": "c", "output": [
+                           {"type": "input_image", "image_url": f"data:image/png;base64,{BAD}"}]}]},
+            "input[1].output[0].image_url",
+        ),
+        (
+            "messages",
+            {"system": "See.", "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "x"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BAD}}]}]},
+            "messages[0].content[1].source.data",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [
+                {"type": "image", "source": {"type": "url", "url": "http://nobody.example/x"}},
+                {"type": "tool_result", "tool_use_id": "c", "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BAD}}]}]}]},
+            "messages[0].content[1].content[0].source.data",
+        ),
+    ],
+)  # fmt: skip
+def test_an_image_that_is_none_is_named_by_where_its_request_has_it(
+    seeing: Seeing, name: str, said: dict[str, Any], field: str
+):
     with serving(seeing.service) as server:
-        first = httpx.post(f"{server}/v1/responses", json={"input": asked, "max_output_tokens": 2}, timeout=60)
-        for name in ("responses", "responses/input_tokens"):
-            body = {"input": "And?", "previous_response_id": first.json()["id"]}
-            error = httpx.post(f"{server}/v1/{name}", json=body, timeout=60).json()["error"]
-            assert error["param"] == "previous_response_id" and "send them again in input" in error["message"]
+        answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", "max_tokens": 4, **said}, timeout=60)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and message.startswith(f"{field}: "), message
+
+
+def test_a_response_whose_past_has_images_is_gone_on_from_without_sending_them_again(seeing: Seeing):
+    """The same tokens as with all images sent in one request, from the newest response and from an older one."""
+    first, second = ({"type": "input_image", "image_url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
+                     for data in (FIRST, picture(32, 16)))  # fmt: skip
+    texts = ("See.", "And this?", "Else?")
+    asked = [{"role": "user", "content": [*shown, {"type": "input_text", "text": text}]}
+             for shown, text in zip(([first], [second], []), texts, strict=True)]  # fmt: skip
+    with serving(seeing.service) as server, httpx.Client(base_url=server, timeout=60) as client:
+
+        def ask(said: Any, status: int = 200, **more: Any) -> Any:
+            body = {"input": said, "max_output_tokens": 3, "temperature": 0, **more}
+            answer = client.post("/v1/responses", json=body)
+            assert answer.status_code == status, answer.text
+            return answer.json()
+
+        one = ask([asked[0]])
+        two = ask([asked[1]], previous_response_id=one["id"])
+        older = ask([asked[1]], previous_response_id=one["id"])
+        three = ask([asked[2]], previous_response_id=two["id"])
+        whole = ask([asked[0], *one["output"], asked[1], *two["output"], asked[2]], store=False)
+        assert older["output"][0]["content"] == two["output"][0]["content"] and older["id"][:37] != two["id"][:37]
+        assert three["output"][0]["content"] == whole["output"][0]["content"]
+        assert three["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        assert three["usage"]["input_tokens_details"]["cached_tokens"] > one["usage"]["total_tokens"]
+
+        refused = ask("And?", 400, previous_response_id=two["id"], store=False)["error"]
+        assert refused["param"] == "store"
+        body = {"input": "And?", "previous_response_id": two["id"]}
+        assert client.post("/v1/responses/input_tokens", json=body).json()["error"]["param"] == "previous_response_id"

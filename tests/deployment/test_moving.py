@@ -80,7 +80,11 @@ def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(
             await told(await a.begin(asked(12)))
             await until(lambda: a.session.free, "the turn's end")
             ledger = a.session.ledger
-            assert await a.move(b)
+            movement = await a.move(b)
+            assert movement is not None
+            counts = a.keeper.transfers.counts
+            assert (counts.moved, counts.stayed, counts.bytes_in_pause) == (1, 0, movement.bytes_in_pause)
+            assert counts.pauses.total == movement.pause_seconds <= counts.seconds and counts.copied.bytes > 0
             session, hit = await b.keeper.acquire(KEY, None, must_exist=True)
             assert (session.ledger, hit, session.came) == (ledger, "device", "peer")
             frontier = session.frontier
@@ -169,6 +173,7 @@ def test_a_destination_that_fails_changes_nothing_for_the_turn_at_its_source(
             events = await told(held)
             assert ids_of(events) == undisturbed(request) and not any(isinstance(event, Moved) for event in events)
             assert a.keeper.held(KEY) is not None and not a.session.moving
+            assert (a.keeper.transfers.counts.moved, a.keeper.transfers.counts.stayed) == (0, 1)
             if isinstance(b.replica.received[-1], NotComing):
                 assert not len(b.arrivals) and await staged(b) == 0
 

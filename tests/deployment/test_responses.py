@@ -16,6 +16,7 @@ from deployment.answer import Choices
 from deployment.errors import unknown_session
 from deployment.openai_responses.api import ResponsesApi
 from deployment.openai_responses.format import ResponseFormat
+from deployment.openai_responses.stored import Note
 from deployment.parsing.turn_text import ToolCall
 from deployment.wire import Closed, Delta, Opened, Told
 from tests.deployment.serving import serving
@@ -179,7 +180,13 @@ def test_turns_of_another_kind_are_no_responses_and_leave_those_that_were_there(
 
 
 @pytest.mark.parametrize(
-    ("mark", "older"), [("idempotency-key", False), ("idempotency-key", True), ("x-stainless-retry-count", False)]
+    ("mark", "older"),
+    [
+        ("idempotency-key", False),
+        ("idempotency-key", True),
+        ("x-stainless-retry-count", False),
+        ("x-stainless-retry-count", True),
+    ],
 )
 def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark: str, older: bool):
     first = ask(api, "One.", store=True, max_output_tokens=8)
@@ -191,6 +198,9 @@ def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark
         for value in marks
     )
     assert again.id == made.id and again.output == made.output
+    if older and mark != "idempotency-key":
+        other = ask(api, "Go on.", store=True, max_output_tokens=8, previous_response_id=first.id)
+        assert other.id[:37] not in (made.id[:37], first.id[:37]), "one that does not say so is another one"
 
 
 def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):
@@ -199,6 +209,18 @@ def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):
     second = ask(api, "Two.", store=True, previous_response_id=first.id, tools=[TOOL], max_output_tokens=4)
     assert api.responses.retrieve(second.id).tools == second.tools == first.tools
     assert api.responses.retrieve(first.id).tools == []
+
+
+def test_instructions_are_kept_once_and_told_of_each_response_that_had_them(api: openai.OpenAI, url: str):
+    told = "Be brief, and of good cheer."
+    first = ask(api, store=True, instructions=told, max_output_tokens=4)
+    second = ask(api, "Two.", store=True, previous_response_id=first.id, instructions=told, max_output_tokens=4)
+    assert [api.responses.retrieve(one.id).instructions for one in (first, second)] == [told, told]
+    session = f"{url}/v1/sessions/resp-{first.id[5:37]}"
+    kept = httpx.get(session, headers={"authorization": "Bearer mine"}).json()
+    assert json.dumps(kept).count(told) == 2, "in the transcript, and in the newest response's note"
+    third = ask(api, "Three.", store=True, previous_response_id=second.id, max_output_tokens=4)
+    assert [api.responses.retrieve(one.id).instructions for one in (second, third)] == [None, None]
 
 
 def test_a_response_that_is_cancelled_before_its_first_token_is_told_though_nothing_is_kept():
@@ -212,7 +234,8 @@ def test_a_response_that_is_cancelled_before_its_first_token_is_told_though_noth
 
     async def ask(method: str, *_: Any) -> str:
         assert method == "cancel_turn"
-        return json.dumps({"facts": {"metadata": {"a": "b"}}, "begin": 0, "end": 2})
+        facts = {"metadata": {"a": "b"}, "created_at": 1, "tools": [], "instructions": "Be brief."}
+        return Note.of(facts, begin=0, end=2).text
 
     none: Any = None
     api = ResponsesApi(
@@ -220,6 +243,7 @@ def test_a_response_that_is_cancelled_before_its_first_token_is_told_though_noth
     )
     shown = asyncio.run(api.cancel(cast(Any, SimpleNamespace(query_params={})), name))
     assert (shown["id"], shown["status"], shown["output"], shown["metadata"]) == (name, "cancelled", [], {"a": "b"})
+    assert shown["instructions"] == "Be brief."
 
 
 def test_text_behind_a_call_is_the_same_item_whole_and_streamed():
@@ -259,8 +283,10 @@ def test_others_do_not_see_a_response(api: openai.OpenAI, url: str):
 def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: openai.OpenAI):
     stream = ask(api, "One day", store=True, stream=True, max_output_tokens=2000, temperature=1, top_p=1)
     created = next(iter(stream)).response
-    with pytest.raises(openai.ConflictError):
-        api.responses.retrieve(created.id)
+    running = api.responses.retrieve(created.id)
+    assert (running.status, running.output, running.temperature) == ("in_progress", [], 1)
+    with pytest.raises(openai.ConflictError, match="not complete"):
+        ask(api, "And?", previous_response_id=created.id)
     api.responses.cancel(created.id)
     last = list(stream)[-1]
     shown = api.responses.retrieve(created.id)
@@ -269,19 +295,43 @@ def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: op
         api.responses.cancel(created.id)
 
 
+def test_a_response_in_the_background_is_asked_for_until_it_is_complete(api: openai.OpenAI):
+    begun = ask(api, store=True, background=True)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    shown = begun
+    while shown.status == "in_progress":
+        shown = api.responses.retrieve(begun.id)
+    assert (shown.status, shown.background, shown.output_text) == ("completed", True, NUMBERS)
+    second = ask(api, "One day", store=True, background=True, max_output_tokens=2000, previous_response_id=begun.id)
+    assert api.responses.cancel(second.id).status in ("cancelled", "completed")
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
-        ({"background": True}, 400, "background"),
+        ({"background": True, "store": False}, 400, "background"),
         ({"truncation": "auto"}, 400, "truncation"),
         ({"conversation": "c"}, 400, "conversation"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": 3}]}]},
+            400, "input[0].content[0].text",
+        ),
+        (
+            {"input": [{"role": "user", "content": "x"},
+                       {"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
+            400, "input[1].arguments",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "https://a.example/b"}]}]},
+            400, "input[0].content",
+        ),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"previous_response_id": "resp_x"}, 404, "response_id"),
         ({"model": "gpt"}, 404, "model"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(url: str, change: dict[str, Any], status: int, param: str):
     answer = httpx.post(f"{url}/v1/responses", json={"input": "x", **change}, timeout=60)
     error = answer.json()["error"]

@@ -53,7 +53,7 @@ def events_of(request: TurnRequest, turn_log: TurnLog | None = None, **fields: A
             for one in choices(submit, request.n):
                 RunningTurn(
                     "r", "m", request, one, Prompt(PROMPT, len(PROMPT) - 1), None, service,
-                    cast(SessionKeeper, None), stream, lambda: None, turn_log,
+                    cast(SessionKeeper, None), stream, lambda last: None, turn_log,
                 )  # fmt: skip
             return await told(stream)
         finally:
@@ -146,10 +146,10 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
         executor = service._runner._engine._executor
         run, left = executor.run, iter(range(rounds))
 
-        def failing(lanes: Any) -> Any:
+        def failing(lanes: Any, meanwhile: Any = None) -> Any:
             if next(left, None) is None:
                 raise RuntimeError("device lost")
-            return run(lanes)
+            return run(lanes, meanwhile)
 
         executor.run = failing
         try:
@@ -157,7 +157,7 @@ def failing_turn(keeper: Keeper, rounds: int) -> tuple[Session, list[TurnEvent],
             stream = stream_of(service, request)
             RunningTurn(
                 "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper), stream,
-                lambda: None,
+                lambda last: None,
             )  # fmt: skip
             events = await told(stream)
             executor.run = run
@@ -201,7 +201,7 @@ def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again()
         try:
             RunningTurn(
                 "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper), stream,
-                lambda: None,
+                lambda last: None,
             )  # fmt: skip
             (last,) = await told(stream)
         finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from deployment.durable_place import check_keys, open_place
+from deployment.durable_store import check_keys, open_place
 from deployment.engine.options import EngineOptions
 from deployment.sealing import OVERHEAD, SealedStore, SealingKey, keys_of, sealed_store
 from state.byte_store import DirectoryStore, Entry

@@ -66,6 +66,7 @@ _FIELDS: dict[str, Any] = {
     "tools": st.none() | st.builds(ToolUse, _text, st.sampled_from(["none", "auto"]), st.none() | _text, st.booleans()),
     "preserve_thinking": st.none() | st.booleans(),
     "continues": st.booleans(),
+    "unattended": st.booleans(),
     "echo": st.booleans(),
     "note": _text,
     "priority": st.sampled_from(["interactive", "background"]),

@@ -19,6 +19,12 @@ def test_default_is_the_demo_model_with_its_dflash2_drafter():
     assert (args.model, args.draft, args.model_id) == (DEMO / "target", DEMO / "dflash2", "demo")
 
 
+def test_a_model_has_as_many_names_as_it_is_given():
+    assert AppArgs().model_ids == ("demo",)
+    assert AppArgs(model_name="a", model_aliases="b, c").model_ids == ("a", "b", "c")  # pyright: ignore
+    assert AppArgs(model_aliases=("gpt-4o", "demo")).model_ids == ("demo", "gpt-4o")
+
+
 def test_demo_model_brings_the_drafter_of_the_backend():
     assert AppArgs(backend="dflash").draft == DEMO / "dflash"
     assert AppArgs(backend="none").draft is None
@@ -33,6 +39,7 @@ def test_demo_model_brings_the_drafter_of_the_backend():
         ({"model": Path("/nowhere/at-all")}, "/nowhere/at-all"),
         ({"draft_tokens": 16}, "draft_tokens"),
         ({"replicas": 0}, "replicas"),
+        ({"model_aliases": ["a", " "]}, "model_aliases"),
         ({"colour": "red"}, "colour"),
         ({"media_hosts": "a.org,https://b.org"}, "media_hosts\n.*'https://b.org' is no host"),
         ({"media_hosts": ["*"]}, "media_hosts"),

@@ -408,6 +408,22 @@ def test_a_session_turn_goes_on_without_readers_until_its_time_is_over_and_anoth
     run(steps)
 
 
+def test_an_unattended_turn_goes_on_without_readers_and_makes_way_for_nobody():
+    async def steps() -> None:
+        d = Desk(detach_seconds=30)
+        turn = await d.take(d.asked(key=KEY, unattended=True))
+        async with d.reading(turn) as told:
+            await told()
+        d.clock.advance(10_000)
+        with pytest.raises(RequestError) as caught:
+            await d.take(d.asked("Next", key=KEY))
+        assert caught.value.refused.code == "session_busy" and not turn.abandoned
+        turn.cancel()
+        await turn.ended()
+
+    run(steps)
+
+
 # ------------------------------------------------------------------------------------------------ bounds, hints
 
 

@@ -67,7 +67,7 @@ class Turn:
             (logged,) = logged_turns(records)
             course, over = logged.course(0), logged.finished()
         self.running = RunningTurn(
-            "r", "m", REQUEST, submit, PROMPT, None, service, cast(SessionKeeper, None), self.stream, lambda: None,
+            "r", "m", REQUEST, submit, PROMPT, None, service, cast(SessionKeeper, None), self.stream, lambda last: None,
             self.log, course, over,
         )  # fmt: skip
 

@@ -6,8 +6,10 @@ import contextlib
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,9 +26,11 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 
 
 @contextlib.contextmanager
-def two_replicas(args: AppArgs, tls: Tls | None = None) -> Iterator[str]:
-    """The application on a Ray of its own, at the URL that this yields."""
-    with pytest.MonkeyPatch.context() as patch:
+def two_replicas(args: AppArgs, state: Path | None = None, tls: Tls | None = None) -> Iterator[str]:
+    """The application on a Ray of its own, at the URL that this yields. `state`: the directory of the user's state, if
+    it is to be there afterwards."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as passing:
+        patch.setenv("XDG_STATE_HOME", str(state or passing))
         # Replicas run what they run in production, not Triton's interpreter, and leave no token in the home directory.
         patch.delenv("TRITON_INTERPRET", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")

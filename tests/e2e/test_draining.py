@@ -27,7 +27,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployment.cluster.names import remove
 from deployment.event_ids import parse_event_id
-from tests.e2e.cluster import FACT, QUESTION, chat, turn
+from tests.e2e.cluster import FACT, GREEDY, QUESTION, chat, turn
 
 # Minutes of deploys and drains.
 pytestmark = pytest.mark.soak
@@ -43,6 +43,7 @@ class Deployed:
     """A head and two more nodes, each with room for one replica, and the application on them, by its config."""
 
     def __init__(self) -> None:
+        self._lanes, self._replicas, self._release = 2, 2, "1"
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},
@@ -56,21 +57,26 @@ class Deployed:
         self.url = f"http://127.0.0.1:{self._port}"
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
 
-    def deploy(self, *, lanes: int, replicas: int) -> None:
-        """Returns when the application is as wanted, though the replicas that are not may still be there."""
+    def deploy(self, *, lanes: int | None = None, replicas: int | None = None, release: str | None = None) -> None:
+        """What is not given stays. Returns when the application is as wanted, though replicas that are not may still be
+        there."""
+        self._lanes, self._replicas = lanes or self._lanes, replicas or self._replicas
+        self._release = release or self._release
         application = {
             "name": APP,
             "route_prefix": "/",
             "import_path": "deployment.app:build",
+            "runtime_env": {"env_vars": {"RELEASE": self._release}},
             "args": {
-                "lanes": lanes,
+                "lanes": self._lanes,
                 "queue_turns": 1,
                 "num_cpus": 0.6,
                 "stream_grace_seconds": 1,
                 "detach_seconds": 60,
+                "durable": "none",
                 "host_store_bytes": 64 << 20,
             },
-            "deployments": [{"name": "EngineReplica", "num_replicas": replicas}],
+            "deployments": [{"name": "EngineReplica", "num_replicas": self._replicas}],
         }
         config = {
             "proxy_location": "HeadOnly",
@@ -111,7 +117,7 @@ def deployed() -> Iterator[Deployed]:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         deployed = Deployed()
         try:
-            deployed.deploy(lanes=2, replicas=2)
+            deployed.deploy()
             yield deployed
         finally:
             deployed.shut_down()
@@ -253,17 +259,36 @@ def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Depl
         readers.append(reader)
         threads.append(thread)
     wait_for(lambda: running() == 3, ("two lanes are taken, and one turn waits", full, seen))
-    answer = turn(client, asked, QUESTION)
+    answer = turn_where_there_is_room(client, asked)
+    assert not any(reader.done for reader in readers), "it was not for a lane of its own replica that it waited"
     assert answer["meta_info"]["replica"] != full and answer["session"]["hit"] in ("host", "peer")
     check(client, readers, threads)
 
 
-def test_a_changed_config_replaces_replicas_and_ingress_under_streams(deployed: Deployed, client: httpx.Client):
+def turn_where_there_is_room(client: httpx.Client, session: str) -> Any:
+    """A replica that has not told for three seconds how many lanes it has free is taken for one without: on a machine
+    that is busy with other things a client is asked to come again."""
+    refused: list[httpx.Response] = []
+    while True:
+        body = {"messages": [QUESTION], **GREEDY}
+        response = client.post(f"/v1/sessions/{session}/turns", json=body)
+        if response.status_code != 429:
+            assert response.status_code == 200, response.text
+            return response.json()
+        refused.append(response)
+        assert response.headers["retry-after"] and len(refused) < 30, response.text
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("change", [{"lanes": 3}, {"release": "2"}], ids=["another setting", "new code alone"])
+def test_a_changed_config_replaces_replicas_and_ingress_under_streams(
+    deployed: Deployed, client: httpx.Client, change: dict[str, Any]
+):
     idle = idle_sessions(client)
     old = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=2)
+    deployed.deploy(**change)
     check(client, readers, threads)
     assert sum(reader.resumed for reader in readers) >= 1, "the ingress was replaced while they read"
     wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
@@ -275,7 +300,7 @@ def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client
     before = deployed.replicas()
     readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
     begun(readers)
-    deployed.deploy(lanes=3, replicas=1)
+    deployed.deploy(replicas=1)
     check(client, readers, threads)
     assert not any(reader.resumed for reader in readers), "nothing but the number has changed"
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
@@ -283,6 +308,8 @@ def test_fewer_replicas_lose_no_session_and_no_stream(deployed: Deployed, client
 
 
 def test_a_drained_node_gives_its_sessions_away_before_it_goes(deployed: Deployed, client: httpx.Client):
+    deployed.deploy(replicas=1)  # so that another one has room
+    wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
     idle = idle_sessions(client)
     before = deployed.replicas()
     readers, threads = read_all(client, ["long"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import ssl
 import time
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from deployment.engine.durability import open_tier
+from deployment.local import APP, resumed
 from deployment.settings import AppArgs
 from deployment.tls import Tls
 from tests.deployment.certificates import written
@@ -24,22 +26,24 @@ ALICE, BOB = secrets.token_hex(16), secrets.token_hex(16)
 class Place:
     """Where a cluster's sessions outlive it, and what it shows and asks for."""
 
-    def __init__(self, directory: Path) -> None:
-        self.durable = str(directory / "durable")
-        keys = directory / "keys"
+    def __init__(self, state: Path) -> None:
+        self.durable = f"{state}/dflash-serve/{APP}"
+        keys = state / "keys"
         keys.touch(0o600)
         keys.write_text(f"alice {ALICE}\nbob {BOB}\n")
-        files = written(directory)
-        self.tls = Tls.of(files.certificate, files.key)
-        self.trusted = ssl.create_default_context(cafile=files.certificate)
-        self.args = AppArgs(
-            durable=self.durable, durable_key_env=KEY_ENV, api_keys=keys, host_store_bytes=32 << 20,
-            tenant_state_bytes=16 << 20,
-        )  # fmt: skip
+        files = written(state)
+        self._state, self._tls = state, Tls.of(files.certificate, files.key)
+        self._trusted = ssl.create_default_context(cafile=files.certificate)
+        self._args = AppArgs(
+            durable_key_env=KEY_ENV, api_keys=keys, host_store_bytes=32 << 20, tenant_state_bytes=16 << 20
+        )
+
+    def cluster(self) -> contextlib.AbstractContextManager[str]:
+        return two_replicas(self._args, self._state, self._tls)
 
     def client(self, url: str, key: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=url, headers=headers, timeout=60, verify=self.trusted)
+        return httpx.Client(base_url=url, headers=headers, timeout=60, verify=self._trusted)
 
     @property
     def sessions(self) -> set[str]:
@@ -51,8 +55,8 @@ def test_a_new_cluster_goes_on_where_the_old_one_ended_and_a_deleted_session_sta
 ):
     monkeypatch.setenv(KEY_ENV, secrets.token_hex(32))
     place = Place(tmp_path)
-    with two_replicas(place.args, place.tls) as url, place.client(url, ALICE) as client:
-        assert url.startswith("https://")
+    with place.cluster() as url, place.client(url, ALICE) as client:
+        assert url.startswith("https://") and resumed(APP) == (0, place.durable)
         with place.client(url, "somebody else's") as stranger:
             assert stranger.get("/v1/sessions").status_code == 401
         chat(client, [FACT], "kept")
@@ -63,7 +67,8 @@ def test_a_new_cluster_goes_on_where_the_old_one_ended_and_a_deleted_session_sta
         wait_for(lambda: place.sessions == {"kept", "moved"})
         before = client.get("/v1/sessions/kept").json()
     assert not [file for file in Path(place.durable).rglob("*") if file.is_file() and b"4172" in file.read_bytes()]
-    with two_replicas(place.args, place.tls) as url, place.client(url, ALICE) as client:
+    with place.cluster() as url, place.client(url, ALICE) as client:
+        assert resumed(APP) == (2, place.durable)
         assert client.get("/v1/sessions/deleted").status_code == 404
         assert client.get("/v1/sessions/nowhere").status_code == 404
         with place.client(url, BOB) as stranger:

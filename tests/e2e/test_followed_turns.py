@@ -39,7 +39,7 @@ LONG: dict[str, Any] = {**GREEDY, "max_tokens": 3000, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with two_replicas(AppArgs(detach_seconds=2)) as url:
+    with two_replicas(AppArgs(detach_seconds=2, durable=None)) as url:
         yield url
 
 
@@ -221,6 +221,9 @@ def test_a_retry_with_the_same_key_in_mid_answer_gets_the_whole_answer_of_one_tu
     other = {"messages": [QUESTION], **SAMPLED}
     refused = client.post("/v1/chat/completions", json=other, headers=headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_mismatch")
+    listed = client.get("/v1/sessions").json()["data"]
+    assert [entry["id"] for entry in listed] == ([session] if session else []), "the log of a key is nobody's session"
+    assert "session" not in whole.json() or session
     if session:
         assert len(client.get(f"/v1/sessions/{session}/turns").json()["data"]) == 1
         client.post(f"/v1/sessions/{session}/migrate")

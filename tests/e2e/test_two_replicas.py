@@ -38,7 +38,7 @@ REQUIRED = {"x-session-id": "never-seen", "x-session-require": "existing"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with two_replicas(AppArgs(detach_seconds=1)) as url:
+    with two_replicas(AppArgs(detach_seconds=1, durable=None)) as url:
         yield url
 
 
@@ -466,15 +466,23 @@ def test_directory_that_dies_with_the_host_store_learns_from_the_owner(client: h
     assert client.get("/v1/sessions/twice-struck").json()["copies"]
 
 
+def ask_under_key(client: httpx.Client, number: int) -> Any:
+    body = {"messages": [FACT], **GREEDY, "max_tokens": 4}
+    return client.post("/v1/chat/completions", json=body, headers={"idempotency-key": f"order-{number}"}).json()
+
+
 def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed(client: httpx.Client):
     sampled = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 5}
-    undisturbed, killed = [], []
+    undisturbed, killed, number, done = [], [], 0, {}
     for session, answers in (("calm", undisturbed), ("struck", killed)):
         client = keyed(client.base_url)
         answers.append(text(chat(client, [FACT], session)))
         answers.append(text(turn(client, session, QUESTION)))
         if session == "struck":
             before = client.get("/v1/sessions/struck").json()
+            done = ask_under_key(client, number)
+            while done["meta_info"]["replica"] != before["replica"]:
+                done = ask_under_key(client, number := number + 1)
             os.kill(replicas(client)[before["replica"]], signal.SIGKILL)
         for message, sampling in ((QUESTION, {}), (COUNT, sampled), (QUESTION, {})):
             answer = turn(client, session, message, **sampling)
@@ -484,6 +492,8 @@ def test_killed_replicas_session_goes_on_elsewhere_like_one_that_was_undisturbed
                 assert answer["session"]["hit"] == "host" and answer["session"]["reused"] >= before["frontier"]
                 assert epoch(answer["session"]) > epoch(before)
     assert killed == undisturbed and "4172" in killed[2]
+    again = ask_under_key(client, number)
+    assert (again["id"], text(again)) == (done["id"], text(done)), "a turn without a session is found again by its key"
     wait_for_two(client, without=before["replica"])
 
 

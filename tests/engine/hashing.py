@@ -6,7 +6,7 @@ up slots, pages, rows or frontiers gets other tokens, or an AssertionError that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,16 +106,19 @@ class HashExecutor:
     def first_token(self, lane: Lane) -> tuple[int, tuple[()]]:
         return drawn(lane.submit, self._state(lane), 0), ()
 
-    def run(self, lanes: Sequence[Lane]) -> Any:
+    def run(self, lanes: Sequence[Lane], meanwhile: Callable[[], None]) -> Any:
         self.catch_up(lanes)
         rows = [lane.row for lane in lanes]
         assert len(set(rows)) == len(rows), "two lanes have one row"
         licensed = [tuple(round_of(lane.submit, self._state(lane), lane.anchor, lane.tokens_left)) for lane in lanes]
         accepted = tuple(len(tokens) - 1 for tokens in licensed)
+        meanwhile()
         untold = ((),) * len(lanes)
+        drafted = (DRAFT_TOKENS,) * len(lanes)
         return SimpleNamespace(
-            lanes=tuple(lanes), licensed=tuple(licensed), accepted=accepted, logprobs=untold, dead_ends=()
-        )
+            lanes=tuple(lanes), licensed=tuple(licensed), drafted=drafted, accepted=accepted, logprobs=untold,
+            dead_ends=(),
+        )  # fmt: skip
 
     def commit(self, done: Any, counts: Sequence[int]) -> None:
         for lane, tokens, kept in zip(done.lanes, done.licensed, counts, strict=True):

@@ -34,9 +34,9 @@ def watched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     assert drafter is not None
     run, propose = executor.run, drafter.propose
 
-    def watching_run(lanes):
+    def watching_run(lanes, meanwhile):
         seen.append((len(lanes), 0))
-        return run(lanes)
+        return run(lanes, meanwhile)
 
     def watching_propose(anchors, frontier, columns, width, *more):
         proposal = propose(anchors, frontier, columns, width, *more)

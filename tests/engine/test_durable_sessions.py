@@ -81,6 +81,7 @@ def found(durable: Durable, driver: TinyDriver) -> Imported:
 def test_twenty_published_turns_write_and_read_only_what_is_new(durable: Durable) -> None:
     driver, ledger = durable.driver(), ()
     before: dict[str, int] = {}
+    written = 0
     for sequence in range(1, 21):
         ledger = turn(driver, ledger, 8)
         read = publish(driver, durable, ledger, sequence).read
@@ -89,7 +90,9 @@ def test_twenty_published_turns_write_and_read_only_what_is_new(durable: Durable
         record = sum(len(data) for name, data in durable.store.content.items() if "/sessions/" in name)
         assert durable.outcomes[sequence] == Published(Order(Epoch(1, 1), sequence), True, added + record)
         assert read == added, "the device was read for what is stored"
+        written += added + record
         before = now
+    assert (durable.sessions.flow_out.transfers, durable.sessions.flow_out.bytes) == (20, written)
     puts = [name for name in durable.store.puts if name.startswith(SEGMENTS)]
     assert len(puts) == len(set(puts)) == len(before)
     images, partial = 2 * 20, 2 * 2 * 20  # at a turn's start and end; pages of target and drafter
@@ -107,6 +110,7 @@ def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Du
     fresh = again.driver()
     answer = found(again, fresh)
     assert answer.record is not None and answer.record.ledger == ledger and len(ledger) - 1 in answer.frontiers
+    assert again.sessions.flow_in.transfers > 1 and again.sessions.flow_in.bytes <= sum(durable.segments().values())
     assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
     started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
     assert (started.hit, started.reused, started.prefilled) == ("disk", len(ledger) - 1, 4)

@@ -13,8 +13,8 @@ from tests.engine.driving import Driver, prompt, seeded
 
 pytestmark = pytest.mark.gpu
 
-LANES = 18
-"""More than have a row each: from 17 on there is padding."""
+LANES = 32
+"""More than have a row each: from 17 on there are rounds with padding."""
 BACKENDS = [("none", None), ("dflash", 15), ("dflash2", 7)]
 
 
@@ -30,7 +30,7 @@ def ramp(count: int) -> list[Submit]:
         Submit(
             f"turn-{i}",
             prompt(i % 12)[-(20 + 5 * i) :],
-            max_tokens=8 + 5 * (i % 7),
+            max_tokens=4 * LANES + 5 * (i % 7),
             ignore_eos=True,
             session=f"s{i}",
             **ways[i % len(ways)],  # pyright: ignore[reportArgumentType]
@@ -42,17 +42,19 @@ def ramp(count: int) -> list[Submit]:
 def lived(capture: str, backend: str, draft_tokens: int | None, poison: bool = False) -> dict[str, Any]:
     """Each turn's tokens and the digests of its session's state, of turns that join a step apart and leave as they end.
     No clock decides how prompts are cut."""
-    sizes = {"lanes": LANES, "images": 30, "context": 512, "max_stall_ms": 1e6}
+    sizes = {"lanes": LANES, "images": 60, "context": 512, "max_stall_ms": 1e6}
     driver = Driver(backend, draft_tokens, device="cuda", dtype="bfloat16", capture=capture, **sizes)
     if poison:
         images = driver.engine.memory.images
         for plane in (images.gdn, images.conv, images.hidden, images.rings.keys, images.rings.values):
             plane[images.dead] = float("nan")
         driver.engine._executor._buffers.pending[LANES] = float("nan")
-    submits = ramp(LANES + 4)
+    submits, together = ramp(LANES + 12), set[int]()
     for submit in submits:
         driver.engine.execute(submit)
         driver.engine.step()
+        together.add(len(driver.engine._lanes))
+    assert together == set(range(1, LANES + 1))
     driver.steps()
     graphs = driver.engine._executor._graphs
     assert (graphs is None) == (capture == "never") and (graphs is None or graphs.count > 0)
@@ -71,7 +73,8 @@ def state_of(driver: Driver, submit: Submit) -> list[tuple[int, list[str]]]:
 
 @pytest.mark.parametrize("backend, draft_tokens", BACKENDS)
 def test_replayed_rounds_leave_the_tokens_and_the_state_of_eager_ones_bit_for_bit(backend, draft_tokens):
-    """Lanes join and leave every few rounds, up to 18 of them; in one of the runs padding is full of NaN."""
+    """One lane after the other joins, up to 32 of them, and they leave as they end; in one of the runs padding is full
+    of NaN."""
     eager = lived("never", backend, draft_tokens)
     assert lived("start", backend, draft_tokens, poison=True) == eager
     assert lived("lazily", backend, draft_tokens) == eager

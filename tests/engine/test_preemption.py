@@ -271,9 +271,9 @@ class Device(Hashed):
             self.log.append(("prefill", lane.submit.turn, tokens))
             prefill(lane, end)
 
-        def logged(lanes):
+        def logged(lanes, meanwhile):
             self.log.append(("round",))
-            return run(lanes)
+            return run(lanes, meanwhile)
 
         executor.prefill, executor.run = timed, logged  # pyright: ignore
 
@@ -348,3 +348,18 @@ def test_a_slow_slice_shrinks_the_next_ones_and_they_recover():
     for _ in range(5):
         pacer.measured(512, 0.05)
     assert pacer.slice_end(lane, decoding=True) >= usual - 64
+
+
+def test_a_prompt_that_is_shorter_than_a_slice_does_not_shrink_the_next_ones_unless_it_takes_too_long_itself():
+    """Every slice reads all weights: 10 ms of its 12 do not depend on how many tokens it has."""
+    pacer = PrefillPacer(2048, 60.0)
+    world = Hashed(context=8192)
+    world.submit("a", length=8000)
+    world.engine._admit(0.0)
+    (lane,) = world.engine._lanes
+    pacer.measured(512, 0.06)
+    for _ in range(5):
+        pacer.measured(20, 0.012)
+    assert pacer.slice_end(lane, decoding=True) == 512
+    pacer.measured(20, 0.061)
+    assert pacer.slice_end(lane, decoding=True) < 512

@@ -232,35 +232,37 @@ def test_an_engine_that_dies_ends_its_turns_and_says_how():
 
 
 PARENT = """
-import asyncio, sys
+import sys
+from importlib import import_module
 from deployment.engine import runners
-from deployment.engine.messages import Submit
-from tests.engine.test_process import LONG, OPTIONS
 
+case = import_module(sys.argv[1])
 start = runners._start
 def told(theirs):
     process = start(theirs)
     print(process.pid, flush=True)
     return process
 runners._start = told
-runner = runners.ProcessRunner(OPTIONS, lambda event: None, print)
-runner.put(LONG)
-print("ready", flush=True)
+runner = runners.ProcessRunner(case.OPTIONS, lambda event: print(type(event).__name__, flush=True), print)
+runner.put(case.LONG)
 sys.stdin.read()
 """
+"""Tells the engine's process id, then the kind of each event of the turn LONG of the module that is its argument."""
+
+
+def parent_of_an_engine(module: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", PARENT, module]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["while it loads", "while it decodes"])
 def test_an_engine_ends_with_its_killed_parent(loaded):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert parent.stdout is not None
-    with parent:
+    with parent_of_an_engine(__name__) as parent:
+        assert parent.stdout is not None
         engine = int(parent.stdout.readline())
         if loaded:
-            assert parent.stdout.readline() == "ready\n"
+            assert any(line == "Tokens\n" for line in parent.stdout)
         assert alive(engine)
         parent.kill()
         assert gone_within(1.0, engine)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.engine.buffers import PageTables
+from deployment.engine.buffers import PageTables, PromptSlice
 from deployment.engine.histories import Histories
 from deployment.engine.ingress import FLOATS, INTEGERS, Ingress, Row
 from deployment.engine.lane import Lane
@@ -55,6 +55,20 @@ def test_a_lanes_page_table_follows_its_sequence_and_is_anothers_when_that_comes
     tables.write(1, second, second.pages)
     assert tables.device[1, :3].tolist() == [7, 5, 3]
     assert not tables.device[LANES].any()
+
+
+def test_a_slice_has_its_numbers_its_tokens_and_nothing_of_the_one_before_behind_them():
+    prompt = PromptSlice(8, CPU)
+    for slot, lane, start, tokens, columns in (
+        (5, 2, 64, range(11, 19), 8),
+        (6, 1, 72, (21, 22, 23), 4),
+        (0, 3, 0, (), 8),
+    ):
+        prompt.send(slot, lane, start, tuple(tokens), columns)
+        *numbers, ids = prompt.of(columns)
+        assert [number.tolist() for number in numbers] == [[slot], [lane], [start], [len(tokens)]]
+        assert ids.tolist() == [[*tokens, *[0] * (columns - len(tokens))]]
+        assert all(part.data_ptr() % 16 == prompt.device.data_ptr() % 16 for part in (*numbers, ids))
 
 
 # ------------------------------------------------------------------------------------------------ histories

@@ -84,8 +84,8 @@ def test_lanes_that_join_and_leave_rounds_with_poisoned_padding_are_what_they_ar
     widths = set()
     run = executor.run
 
-    def watched(lanes):
-        done = run(lanes)
+    def watched(lanes, meanwhile):
+        done = run(lanes, meanwhile)
         assert done.shape.rows == padded(len(lanes))
         widths.add((len(lanes), done.shape.width))
         return done

@@ -1,6 +1,6 @@
 """One launch of every kernel at the official geometry (27B: H = 5120, 16 q and k heads and 48 v heads of 128, attention
-of 24 and 4 heads of 256; drafts of 8 columns), on tensors without memory: what a launcher would start, without a card
-to start it on."""
+of 24 and 4 heads of 256; drafts of 8 columns; mixtures as in 35B-A3B: H = 2048, 8 of 256 experts of 512), on tensors
+without memory: what a launcher would start, without a card to start it on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kernels.block_attention import UNBOUNDED, BlockContext, block_attention_tri
 from kernels.context_kv import ContextStores, store_context_kv_triton
 from kernels.delta_gates import gates_triton
 from kernels.delta_prefill import prefill_triton
+from kernels.experts import Experts, run_experts_triton
 from kernels.gated_mlp import silu_product_triton
 from kernels.grouped_convolution import Residual, enter_triton, finish_triton, prepare_triton
 from kernels.head_norm_rotary import head_norm_rotary_triton
@@ -34,6 +35,7 @@ from kernels.place_heads import place_heads_triton
 from kernels.race import race_triton
 from kernels.randomness import TARGET
 from kernels.rotary import rotary_tables_triton
+from kernels.router import Routing, route_triton
 from kernels.selector import select_path_triton
 from kernels.short_convolution import advance_histories_triton, short_convolution_triton
 from kernels.shortlist import shortlist_triton
@@ -156,6 +158,21 @@ def draft_block() -> list[Callable[[], object]]:
     ]
 
 
+def mixtures() -> list[Callable[[], object]]:
+    """The feed-forward of a round of one lane and of a chunk of a prompt, and the norm that adds its parts."""
+    width, inner, count, top_k = 2048, 512, 256, 8
+    shared = tensor(2 * inner, width), tensor(width, inner)
+    experts = Experts(tensor(count, 2 * inner, width), tensor(count, width, inner), *shared)
+    launches: list[Callable[[], object]] = [
+        partial(route_triton, tensor(W, width), tensor(count, width), tensor(1, width), top_k),
+        partial(add_offset_rms_norm_triton, tensor(1, W, width), tensor(1, W, top_k + 1, width), tensor(width), EPS),
+    ]
+    for columns in (W, CHUNK):
+        routing = Routing(tensor(columns, top_k, dtype=torch.int32), tensor(columns, top_k + 1))
+        launches.append(partial(run_experts_triton, tensor(columns, width), routing, experts))
+    return launches
+
+
 def acceptance() -> list[Callable[[], object]]:
     """Logits over the public rows, in memory of the whole vocabulary."""
     logits = tensor(B, W, VOCABULARY, dtype=FP32)[..., :PUBLIC]
@@ -183,5 +200,6 @@ def official_launches() -> list[Callable[[], object]]:
         *checkpoints(),
         *draft_attention(),
         *draft_block(),
+        *mixtures(),
         *acceptance(),
     ]

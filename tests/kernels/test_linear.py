@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.head import head_product, head_scores
-from kernels.linear import Linear, Tiling, linear, linear_reference, linear_triton
+from kernels.linear import Linear, Tiling, linear, linear_reference, linear_triton, shared_evenly
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -36,6 +36,22 @@ def test_the_tiling_that_is_chosen_by_itself_is_right_too() -> None:
     x, weight = operands(3, 129, 200, torch.float32)
     got = linear_triton(x, weight, torch.float32)
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("taken", [1, 20, 31])
+def test_programs_that_take_fewer_rows_than_their_tile_has_leave_out_none(taken: int) -> None:
+    x, weight = operands(5, 67, 64, torch.float32)
+    got = linear_triton(x, weight, torch.float32, Tiling(16, 32, 16, 1, 2, 1, taken))
+    assert torch.equal(got, linear_triton(x, weight, torch.float32, Tiling(16, 32, 16, 1, 2, 1)))
+
+
+@pytest.mark.parametrize("rows, n", [(1, 1024), (64, 10_240), (17, 12_288), (64, 20_480), (8, 96)])
+def test_an_even_share_keeps_every_multiprocessor_as_long_as_the_others(rows: int, n: int) -> None:
+    tiling = shared_evenly(rows, n)
+    assert rows <= tiling.rows and 0 < tiling.taken <= tiling.weights <= 128
+    programs = -(-n // tiling.taken)
+    waves = -(-programs // 132)
+    assert n <= 132 * waves * tiling.taken < n + 132 * waves * 16
 
 
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:

@@ -165,6 +165,21 @@ def test_a_norm_after_an_addition_sees_the_rounded_sum(
     assert torch.equal(expected[1], norm(x + y, weight, EPS))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_are_summed_in_fp32_and_rounded_before_they_are_added(dtype: torch.dtype) -> None:
+    """As a mixture's are: 256 and eight times 1 is 264 in FP32, and stays 256 where each sum is rounded to BF16."""
+    x, _, weight = inputs(dtype)
+    x = x[:, :4]
+    parts = torch.ones(*x.shape[:-1], 9, x.shape[-1], dtype=dtype)
+    parts[..., 0, :] = 256.0
+    total, normed = (t.cpu() for t in add_offset_rms_norm_triton(*(t.to(DEVICE) for t in (x, parts, weight)), EPS))
+    assert torch.equal(total, x + 264.0)
+    oracles.rounds_like(normed.bfloat16(), offset_rms_norm(total, weight, EPS).double(), share=0.001)
+    expected = add_offset_rms_norm(x, parts, weight, EPS)
+    assert torch.equal(expected[0], total)
+    oracles.rounds_like(normed.bfloat16(), expected[1].double(), share=0.001)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("rows, width", [(1, 16), (5, 352)])
 def test_the_norm_of_a_product_in_parts_is_that_of_the_product(rows: int, width: int, parts: int) -> None:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.paged_attention import (
+    MULTIPROCESSORS,
     Tiling,
     paged_attention_reference,
     paged_attention_triton,
@@ -203,6 +204,17 @@ def test_a_launch_fills_the_card_and_a_chunk_takes_whole_contexts() -> None:
     assert slots(8) == slots(16) == 33  # times 4 kv heads
     assert slots(8, longest=130) == 3
     assert slots(2048) == 1
+
+
+def test_slices_of_a_chunk_leave_few_multiprocessors_without_a_program() -> None:
+    """A slot takes its share of the contexts: so many waves of programs, each as long as that share."""
+
+    def length(columns: int) -> float:
+        tiling = Tiling.of(1, kv_heads=4, rows=columns * 6, head_dim=256, itemsize=2, longest=131_072)
+        tiles = 4 * -(-columns * 6 // tiling.rows)
+        return -(-tiles * tiling.slots // MULTIPROCESSORS) / tiling.slots / (tiles / MULTIPROCESSORS)
+
+    assert all(length(columns) < 1.25 for columns in range(64, 1025, 64))
 
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:

@@ -124,7 +124,8 @@ def test_experts_in_fp8_one_tensor_each_equal_their_dequantised_twins(tmp_path: 
     assert names
     twin = in_fp8(tmp_path, tensors, tuple(names))
     target, _ = load(tmp_path, torch.float32)
-    mlp: Any = target.blocks[1].mlp
+    mixture: Any = target.blocks[1].mlp
+    mlp = mixture.experts
     for expert in (0, 1):
         one = {part: twin[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")}
         assert torch.equal(mlp.gate_up[expert], torch.cat((one["gate"], one["up"])))

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from deployment.engine.loading import stretched
-from kernels.moe import route
 from model.config import load_target_config
 from model.target import Target
 from model.weights import WeightFiles
@@ -251,12 +250,6 @@ def test_parts_that_a_text_model_does_not_have_are_left_unused_and_nothing_else(
         checkpoint = WeightFiles.open(directory)
         Target.load(checkpoint, config, config.vocab_size, torch.device("cpu"), torch.float32)
         assert checkpoint.unused() == ("mtp.fc.weight", "visual.patch_embed.proj.weight")
-
-
-def test_a_tie_of_router_scores_goes_to_the_lower_expert():
-    router = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    weights, experts = route(torch.tensor([[2.0, 1.0]]), router, 2)
-    assert experts.tolist() == [[0, 1]] and weights.tolist() == [[0.5, 0.5]]
 
 
 def one_geometry(moe: bool) -> dict[str, Any]:

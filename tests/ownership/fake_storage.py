@@ -92,3 +92,6 @@ class FakeValues:
 
     def names(self, prefix: str) -> list[str]:
         return [name for name in self._values if name.startswith(prefix)]
+
+    def remove(self, name: str) -> None:
+        self._values.pop(name, None)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import hashlib
-import operator
 import struct
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import msgpack
 import pytest
@@ -23,6 +18,7 @@ from state.codec import encode_session
 from state.document import open_document
 from state.errors import FormatError, SignatureError, StateError
 from state.session_manifest import LEDGER_LIMIT
+from tests.state.altering import altered
 from tests.state.blobs import HEADER_BYTES, Parts, put_together, take_apart
 from tests.state.refusals import FRONTIER, brought_in, good_blob, good_parts, refused
 from tests.state.samples import FINGERPRINT, MIXED, checkpoint_at, everything_free, memory_of, record_of
@@ -155,37 +151,6 @@ def test_random_damage_with_digests_made_to_fit_is_a_typed_error_or_the_same_fac
             assert len(loaded) <= 1
         memory.check_invariants()
     assert refusals > 1000
-
-
-VALUES: list[Any] = [
-    None, True, 0, -1, 2**32, 2**53 - 1, 2**53, 2**64 - 1, -(2**63), 0.5, 1e308, "", "decode", "\x1b[2J", "y" * 5000,
-    b"", b"\xff" * 8, [], [0], [0, 0], [1, 2, 3], {}, {"a": 1}, ["F32", [1]], ["F32", [2**52] * 6], [{}], [None],
-]  # fmt: skip
-"""What a field of a manifest that lies may hold."""
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield from [at] if at else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        yield from places(child, (*at, key))
-
-
-def altered(manifest: dict[str, Any], random: Random) -> dict[str, Any]:
-    """Another value at one place, a place left out, or a field more."""
-    changed = copy.deepcopy(manifest)
-    *way, last = random.choice(list(places(changed)))
-    parent = functools.reduce(operator.getitem, way, changed)
-    kind = random.randrange(10)
-    if kind == 0:
-        del parent[last]
-    elif kind == 1 and isinstance(parent, dict):
-        parent[random.choice(["more", "\x1b[2J", "y" * 5000, "id", "segments"])] = copy.deepcopy(random.choice(VALUES))
-    elif kind == 2 and isinstance(parent[last], int):
-        parent[last] += random.choice([-64, -1, 1, 64])
-    else:
-        parent[last] = copy.deepcopy(random.choice(VALUES))
-    return changed
 
 
 def test_a_manifest_that_lies_anywhere_is_a_typed_error_in_one_short_sentence_or_harmless() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,19 +31,27 @@ TEXT = "3 Grüße, 5 €, ñ, 語 und 7 🎈"
 FACTS = SessionFacts("trip", "1.2", "peer", 8, 2, 20)
 
 
-def published(cuts: Sequence[int], *, choices: int = 1, turn: str = TURN, text: str = TEXT, logprobs: bool = False):
+def published(
+    cuts: Sequence[int],
+    *,
+    choices: int = 1,
+    turn: str = TURN,
+    text: str = TEXT,
+    logprobs: bool = False,
+    tools: Mapping[str, Mapping[str, Any]] | None = None,
+):
     """A turn that is over: the text's ids in pieces that end at `cuts`, of all choices side by side. The last character
     is never completed, so that it comes with the end."""
     ids = tuple(TOKENIZER.encode(text))[:-1]
-    stream = TurnStream(turn, choices, START, lambda _: TurnText(TOKENIZER, ()))
+    stream = TurnStream(turn, choices, START, lambda _: TurnText(TOKENIZER, (), tools, turn))
     stream.publish(Opened("r1", "demo", 7, START, 8, FACTS, turn, choices=choices))
-    texts = [TurnText(TOKENIZER, ()) for _ in range(choices)]
+    texts = [TurnText(TOKENIZER, (), tools, turn) for _ in range(choices)]
     for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         for choice, shown in enumerate(texts):
             new = ids[begin:end]
             facts = tuple(TokenFact(b"x", -float(position), ()) for position in range(begin, end)) if logprobs else ()
             said = shown.push(new)
-            stream.publish(Delta(said.reasoning, said.content, choice, facts, new, START + end))
+            stream.publish(Delta(said.reasoning, said.content, choice, facts, new, START + end, calls=said.calls))
     for choice, shown in enumerate(texts):
         rest = shown.flush()
         stream.publish(

@@ -58,7 +58,7 @@ class Nodes:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         # A node has room for one replica, the head for none.
-        args = AppArgs(replicas=count, num_cpus=0.6, host_store_bytes=HOST_STORE_BYTES)
+        args = AppArgs(replicas=count, num_cpus=0.6, host_store_bytes=HOST_STORE_BYTES, durable=None)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         serve.run(application(args, SaltedReplica), name=self.app, route_prefix="/")
 

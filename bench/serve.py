@@ -1,0 +1,156 @@
+"""What does serving add to the engine, and how do many streams and agents' sessions fare? The demo model over HTTP.
+
+    python -m bench.serve [--output FILE] [--quick]
+
+chunk     greedy turns of one stream, each over HTTP and then by a bare engine of this process: the same tokens in the
+          same rounds. `added_first`: how much later the first text came than the first token here. `added_chunk`: how
+          much longer all later texts took than all later rounds here, by the number of texts
+first     to the first text: `cold`, of a message that nobody sent before; `warm`, of an append turn whose session is
+          on the device
+streams   64 streams at once on 8 lanes
+agents    8 sessions of 20 turns, all at once, each turn with what a tool might say. Bytes are those of the images that
+          went to the host store (`dflash_tier_bytes_total`)
+
+One replica. The server and its client share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from bench.gpu import write_results
+from deployment.client import AsyncClient
+from deployment.engine.messages import Sampling, Submit, Tokens
+from deployment.engine.service import EngineService
+from deployment.load.report import Spread, report
+from deployment.load.traffic import Load, put
+from deployment.load.turns import TurnSeen
+from deployment.local import running
+from deployment.settings import AppArgs
+from deployment.turns import full_history
+
+LANES = 8
+ARGS = AppArgs(replicas=1, lanes=LANES)
+
+Row = dict[str, Any]
+
+
+def chunk_row(url: str, engine: EngineService, load: Load) -> Row:
+    """`load`: turns that are run one after the other, of which the first does not count."""
+    served: list[TurnSeen] = []
+    bare: list[TurnSeen] = []
+    for number in range(load.conversations):
+        one = replace(load, conversations=1, seed=number)
+        (seen,), _ = asyncio.run(_put(url, one))
+        served.append(seen)
+        bare.append(asyncio.run(_bare(engine, one)))
+    del served[0], bare[0]
+    texts, rounds = ([gap for one in turns for gap in one.gaps] for turns in (served, bare))
+    later = [one.first - other.first for one, other in zip(served, bare, strict=True) if one.first and other.first]
+    assert texts and later, "no turn had two texts"
+    return {
+        "what": "chunk",
+        "texts": len(texts),
+        "rounds": len(rounds),
+        "added_first": statistics.median(later),
+        # Sums, since a text may come a round later than its tokens, but none is lost.
+        "added_chunk": (sum(texts) - sum(rounds)) / len(texts),
+        "http": asdict(Spread.of(texts)),
+        "engine": asdict(Spread.of(rounds)),
+    }
+
+
+async def _bare(engine: EngineService, load: Load) -> TurnSeen:
+    """The load's only turn, with its rounds as texts."""
+    ids = full_history(engine.chat_template, engine.tokenizer, [load.message(0, 0)]).ids
+    submit = Submit(f"bare-{load.seed}", ids, Sampling(), max_tokens=load.tokens, ignore_eos=True)
+    began = time.perf_counter()
+    times = [time.perf_counter() - began async for event in engine.turn(submit) if isinstance(event, Tokens)]
+    return TurnSeen(time.perf_counter() - began, tuple(times))
+
+
+async def _put(url: str, load: Load) -> tuple[list[TurnSeen], float]:
+    async with AsyncClient(url, "bench", patience=0) as client:
+        return await put(client, load)
+
+
+def load_row(what: str, url: str, load: Load) -> Row:
+    before = written(url)
+    seen, seconds = asyncio.run(_put(url, load))
+    told = report(seen, seconds)
+    if told.refused:
+        raise RuntimeError(f"{what}: turns were refused: {told.refused}")
+    return {"what": what, "load": asdict(load), **asdict(told), "bytes_written": written(url) - before}
+
+
+def written(url: str) -> int:
+    """Bytes of images that have gone to host stores."""
+    text = httpx.get(f"{url}/metrics", timeout=20).raise_for_status().text
+    lines = [line for line in text.splitlines() if line.startswith("dflash_tier_bytes_total{")]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if 'tier="host"' in line and "out" in line))
+
+
+def rows(url: str, engine: EngineService, quick: bool) -> list[Row]:
+    few, tokens = (2, 8) if quick else (8, 48)
+    return [
+        chunk_row(url, engine, Load(conversations=few + 1, at_once=1, tokens=5 * tokens)),
+        load_row("first", url, Load(conversations=few, at_once=1, turns=2, tokens=8, words=200, seed=1)),
+        load_row("streams", url, Load(conversations=few * few, at_once=few * few, tokens=tokens, seed=2)),
+        load_row("agents", url, Load(few, few, turns=few if quick else 20, tokens=tokens // 2, words=60, seed=3)),
+    ]
+
+
+def shown(row: Row) -> str:
+    if row["what"] == "chunk":
+        added = ", ".join(f"{name} {1e3 * row[name]:.1f} ms" for name in ("added_first", "added_chunk"))
+        return f"chunk: {added}; gaps over HTTP {_shown(row['http'])}, of the engine {_shown(row['engine'])}"
+    spreads = {name: _shown(row[name]) for name in ("cold", "warm", "gaps")}
+    return (
+        f"{row['what']}: {row['turns']} turns in {row['seconds']:.1f} s, {row['tokens_per_second']:.0f} tokens/s; "
+        f"{spreads}; {row['reused_tokens']} of {row['prompt_tokens']} prompt tokens reused, "
+        f"{row['bytes_written']} bytes written"
+    )
+
+
+def _shown(spread: dict[str, Any]) -> Sequence[str]:
+    return [f"{1e3 * value:.0f} ms" for name in ("p50", "p95", "p99") if (value := spread[name]) is not None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--quick", action="store_true", help="few short turns: to see that it runs")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    load = f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores before"
+    with running(ARGS, host="127.0.0.1", port=port) as url:
+        engine = EngineService.start(ARGS.engine_options())
+        try:
+            measured = rows(url, engine, args.quick)
+        finally:
+            engine.close()
+    for row in measured:
+        print(shown(row), flush=True)
+    if args.output:
+        facts = {"machine": platform.machine(), "torch": torch.__version__, "lanes": LANES, "load": load}
+        write_results(args.output, facts, measured)
+
+
+if __name__ == "__main__":
+    main()

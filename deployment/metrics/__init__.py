@@ -1,0 +1,1 @@
+"""What an operator may watch: `GET /metrics` (`docs/metrics.md`)."""

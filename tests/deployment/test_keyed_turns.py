@@ -1,0 +1,121 @@
+"""A turn with an Idempotency-Key and no session outlives its replica; and ends when nobody may ask for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployment.engine.messages import Submit
+from deployment.held_turn import HeldTurn
+from deployment.keyed_expiry import KeyedExpiry
+from deployment.keyed_turns import KEYED, is_keyed, with_session
+from deployment.ownership.words import SessionKey
+from deployment.turn_table import KEPT_SECONDS
+from deployment.wire import Opened, Route, TurnEvent, TurnRequest
+from tests.deployment.places import Place, asked, ids_of, images, places, run, told, undisturbed
+
+TENANT = "t" * 64
+_turns = itertools.count(1)
+
+
+def keyed(key: str, **fields: Any) -> TurnRequest:
+    """Each time another request, as clients send it."""
+    request = replace(asked(24, "Count from 3."), key=None, turn=f"{next(_turns):032x}", idempotency_key=key, **fields)
+    return with_session(request)
+
+
+def submitted(place: Place) -> list[Submit]:
+    """What the replica's engine is asked for from now on."""
+    seen: list[Submit] = []
+    turn = place.service.turn
+
+    def noted(submit: Submit) -> Any:
+        seen.append(submit)
+        return turn(submit)
+
+    place.service.turn = noted
+    return seen
+
+
+def same(events: list[TurnEvent], request: TurnRequest) -> bool:
+    return ids_of(events) == undisturbed(request)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"key": SessionKey(TENANT, "s")}, {"idempotency_key": None}, {"n": 2}, {"mode": "prompt"}]
+)
+def test_only_a_chat_of_one_choice_with_a_key_and_no_session_gets_one(fields: dict[str, Any]):
+    request = replace(asked(), **{"key": None, "idempotency_key": "k", **fields})
+    assert with_session(request) is request
+    other = with_session(replace(asked(), key=None, idempotency_key="k"))
+    assert other.key is not None and is_keyed(other.key) and other.key.tenant == TENANT
+    assert with_session(replace(other, key=None, tenant="u" * 64)).key != other.key
+    assert " " in KEYED, "a client's names have none"
+
+
+def test_a_retry_after_the_replicas_death_finds_the_answer_or_goes_on():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            done, running = keyed("done"), keyed("running", seed=12)
+            first = await told(await a.begin(done))
+            assert same(first, done) and isinstance(first[0], Opened) and first[0].session is None
+            held = await a.begin(running)
+            before = await told(held, tokens=5)
+            assert 0 < len(ids_of(before)) < 24
+            a.die()
+            asked_of_b = submitted(b)
+            again = await b.begin(keyed("done"))
+            assert again.id == done.turn and ids_of(await told(again)) == ids_of(first)
+            assert not asked_of_b, "the answer is told from the log"
+            again = await b.begin(keyed("running", seed=12))
+            assert again.id == running.turn and same(await told(again), running)
+            assert [submit.session for submit in asked_of_b] == [None], "the engine keeps no state of it"
+
+    run(steps)
+
+
+def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
+    async def steps() -> None:
+        async with places() as (world, (a, b)):
+            request = keyed("once")
+            await told(await a.begin(request))
+            assert not images(world), "its log is enough"
+            a.die()
+            now = time.time()
+            expiry = KeyedExpiry(b.keeper, b.replica.link, lambda: now)
+            await expiry.sweep()
+            assert [session.key for session in b.keeper.all()] == [request.key], "it is taken over, and stays"
+            now += KEPT_SECONDS + 60
+            await expiry.sweep()
+            assert b.keeper.all() == ()
+            assert world.directory.unowned(KEYED, time.monotonic()) == ()
+            again = await b.begin(keyed("once"))
+            assert again.id != request.turn, "its key is free again"
+            await told(again)
+
+    run(steps)
+
+
+def test_a_running_turn_with_a_key_moves_and_its_reader_hears_all_of_it():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            request = keyed("moves", seed=13)
+            held = await a.begin(request)
+            reading = asyncio.create_task(told(held))
+            while len(ids_of(await told(held, tokens=3))) < 3:
+                pass
+            assert request.key is not None
+            session = a.keeper.held(request.key)
+            assert session is not None
+            movement = await a.keeper.move(session, b.replica.name)
+            assert movement is not None and movement.bytes_ahead == 0, "the engine keeps no state of it"
+            await reading
+            there = await b.desk.find(Route("x"), request.key, request.turn)
+            assert isinstance(there, HeldTurn) and same(await told(there), request)
+
+    run(steps)

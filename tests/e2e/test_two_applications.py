@@ -1,0 +1,39 @@
+"""Two models in one cluster: a session of one is unknown to the other, and one can go without the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ray import serve
+
+from deployment.app import build
+from deployment.cluster.names import directory_name, named_actor, remove
+from deployment.local import APP
+from deployment.settings import AppArgs
+from tests.e2e.cluster import FACT, QUESTION, chat, keyed, text, turn, two_replicas
+
+pytestmark = pytest.mark.soak
+
+OTHER = f"{APP}/v2"
+"""Its actors' names begin as those of the other application do."""
+
+
+def test_two_applications_share_a_cluster_and_nothing_else(tmp_path: Path):
+    args = AppArgs(replicas=1, host_store_bytes=32 << 20)
+    with two_replicas(args, tmp_path) as url, keyed(url) as client:
+        serve.run(build(args.model_copy(update={"model_name": "second"})), name=OTHER, route_prefix="/second")
+        with keyed(f"{url}/second") as second:
+            second.headers["authorization"] = client.headers["authorization"]
+            assert [model.get("/v1/models").json()["data"][0]["id"] for model in (client, second)] == ["demo", "second"]
+            chat(client, [FACT], "same-name")
+            assert second.get("/v1/sessions/same-name").status_code == 404
+            assert "4172" not in text(chat(second, [QUESTION], "same-name"))
+            assert "4172" in text(turn(client, "same-name", QUESTION))
+            serve.delete(APP)
+            assert remove(APP) == 2
+            assert named_actor(directory_name(OTHER)) is not None
+            assert "4172" not in text(turn(second, "same-name", QUESTION))
+            assert len(second.get("/v1/sessions/same-name/turns").json()["data"]) == 2
+            serve.run(build(args), name=APP, route_prefix="/")
+            assert "4172" in text(turn(client, "same-name", QUESTION)), "it goes on from the durable tier"

@@ -1,0 +1,59 @@
+"""docs/operations.md says what settings, results and tests say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from deployment.app import leaving_seconds
+from deployment.cli import app
+from deployment.settings import AppArgs
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/operations.md").read_text()
+
+
+def test_every_file_that_it_names_is_there():
+    named = set(re.findall(r"`((?:tests|bench|deployment)/[\w./]+\.\w+|cluster\.yaml)`", PAGE))
+    assert len(named) > 15
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_setting_that_it_names_is_one():
+    names = set(re.findall(r"`([a-z]+(?:_[a-z]+)+|lanes|images|pages|durable)`", PAGE))
+    of_serve = {"route_prefix", "runtime_env"}
+    assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
+    assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
+
+
+def test_every_command_of_ours_that_it_shows_has_the_options_that_it_is_given():
+    shown = re.findall(r"dflash-serve ([a-z-]+)((?: [\w./-]+)*)", PAGE)
+    assert {command for command, _ in shown} >= {"check-model", "serve", "down"}
+    commands: Any = get_command(app)
+    for command, arguments in shown:
+        options = {option for parameter in commands.commands[command].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", arguments)) <= options, command
+
+
+@pytest.mark.parametrize("gib", [1, 64, 256])
+def test_a_replica_has_as_long_to_leave_as_it_says(gib: int):
+    assert re.search(rf"\b{leaving_seconds(gib << 30):.0f} s\s+of\s+{gib} GiB", PAGE)
+
+
+def test_sizes_and_times_of_a_session_are_measured_ones():
+    rows = json.loads((ROOT / "bench/results/state.h200.json").read_text())["rows"]
+    sizes = {int(found[1]): row for row in rows if (found := re.search(r"host, (\d+) tokens", row["what"]))}
+    a_token = (sizes[32768]["bytes"] - sizes[8192]["bytes"]) // (32768 - 8192)
+    for number in (sizes[32768]["bytes"], a_token, sizes[32768]["bytes"] - 32768 * a_token):
+        assert f"{number:,}" in PAGE
+    seconds = {row["what"].split()[0]: row["seconds"] for row in rows if "32768 tokens" in row["what"]}
+    assert f"take {seconds['restore'] * 1e3:.0f} ms" in PAGE and f"{seconds['capture'] * 1e3:.0f} ms" in PAGE
+    rows = json.loads((ROOT / "bench/results/throughput.cpu.json").read_text())["rows"]
+    speeds = {row["lanes"]: row["tokens_per_second"] for row in rows if row["backend"] == "dflash2"}
+    told = rf"1 lane\s+gave {speeds[1]:.0f} tokens/s, 4 gave {speeds[4]:.0f} and 8 gave {speeds[8]:.0f}"
+    assert re.search(told, PAGE)
