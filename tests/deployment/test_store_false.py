@@ -111,6 +111,27 @@ def test_what_is_kept_elsewhere_already_cannot_be_taken_back(client: httpx.Clien
     assert client.post("/v1/chat/completions", json={**HELLO, "store": True}, headers=headers).status_code == 200
 
 
+def test_a_turn_with_an_idempotency_key_and_a_response_are_kept_as_they_say(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    kept: dict[bool, int] = {True: 0, False: 0}
+    begin = SessionKeeper.turn_began
+
+    def began(self: SessionKeeper, session: Session) -> None:
+        assert session.keyed
+        kept[not session.alone] += 1
+        begin(self, session)
+
+    monkeypatch.setattr(SessionKeeper, "turn_began", began)
+    for count, store in enumerate(({"store": False}, {}), 1):
+        key = {"idempotency-key": f"order-{count}"}
+        assert client.post("/v1/chat/completions", json={**HELLO, **store}, headers=key).status_code == 200
+    assert kept == {True: 1, False: 1}
+    response = {"input": "Hello", "max_output_tokens": 2, "store": False}
+    assert client.post("/v1/responses", json=response, headers={"idempotency-key": "order-3"}).status_code == 200
+    assert kept == {True: 1, False: 2}
+
+
 @pytest.mark.parametrize("store", ["yes", 0])
 def test_what_is_neither_true_nor_false_is_refused_by_name(client: httpx.Client, store: Any):
     for path, body in (("/v1/chat/completions", HELLO), ("/v1/sessions", {})):
