@@ -147,7 +147,9 @@ class TurnDesk:
                 must_exist=must_exist,
                 anew=request.mode == "history",
                 accept_durable=request.accept_durable,
+                alone=request.store is False,
             )
+            _check_stored(request, session)
             # A session that was taken over just now brings its turn along, which may be this one, asked for again.
             held = self._table.find(request.turn, request.key) or self._table.repeated(request)
             if held is not None and self._is_its_sessions(held):
@@ -295,6 +297,15 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _check_stored(request: TurnRequest, session: Session) -> None:
+    """Where a session is kept is said when it is made: what lies elsewhere already cannot be taken back."""
+    stored = not session.alone
+    if request.store not in (None, stored):
+        how = "is kept on disk and on a second node, where there are any" if stored else "was made with store: false"
+        message = f"store: {str(request.store).lower()}, but session {session.key.session!r} {how}"
+        raise RequestError(409, "session_kept_otherwise", message, "store")
 
 
 def _engine_id(session: Session | None) -> str | None:

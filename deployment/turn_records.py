@@ -14,7 +14,7 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "media", "resumed", "accept_durable", "draws", "note", "follows",
+    "media", "resumed", "accept_durable", "draws", "note", "follows", "store",
 }  # fmt: skip
 """What a record says elsewhere, as messages do of media, or what says only who asked."""
 

@@ -16,6 +16,7 @@ from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.durable_place import default_place
+from deployment.durable_store import open_place
 from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
@@ -38,9 +39,9 @@ from deployment.ownership.messages import (
 from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, Order, SessionKey
 from deployment.settings import DEFAULT_PLACE
-from deployment.stores import open_store
 from state.durable import DurableTier
 from state.errors import StateError
+from state.sweep import Swept
 
 WATCH_SECONDS = 0.5
 """How often nodes and silent replicas are looked after."""
@@ -80,12 +81,13 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None, logs: LogOptions) -> None:
+    def __init__(self, app: str, durable: str | None, key_env: str | None, logs: LogOptions) -> None:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on; the default one is this
-        node's."""
+        node's. `key_env`: see `open_place`."""
         log_to_stderr(logs.form, logs.level)
         self._app = app
         self._durable = default_place(app) if durable == DEFAULT_PLACE else durable
+        self._key_env = key_env
         self._resumed: tuple[int, str] | None = None
         self._scanned = asyncio.Event()
         self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
@@ -202,7 +204,7 @@ class DirectoryActor:
         ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
         while ids is None:
             try:
-                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable), self._key_env)
             except StateError as error:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
@@ -215,7 +217,7 @@ class DirectoryActor:
         while self._durable is not None:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                swept = await asyncio.to_thread(_sweep, self._durable, self._key_env)
                 log.info("the durable tier was swept: %s", swept)
             except StateError as error:
                 log.warning("the durable tier could not be swept: %s", error)
@@ -274,10 +276,14 @@ class DirectoryActor:
             pass
 
 
-def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
-    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+def _durable_sessions(place: str, key_env: str | None) -> list[tuple[SessionKey, Order]]:
+    return [(publication.key, publication.order) for publication in _tier(place, key_env).sessions()]
 
 
-def _tier(place: str) -> DurableTier:
+def _sweep(place: str, key_env: str | None) -> Swept:
+    return _tier(place, key_env).sweep()
+
+
+def _tier(place: str, key_env: str | None) -> DurableTier:
     """For reading names and sweeping: nothing is published with it."""
-    return DurableTier(open_store(place), 0, lambda document: None)
+    return DurableTier(open_place(place, key_env), 0, lambda document: None)

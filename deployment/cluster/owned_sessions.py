@@ -176,6 +176,11 @@ class OwnedSessions:
         owned = self._owned.get(key)
         return owned.owner.grant.members if owned is not None and owned.owner.grant is not None else ()
 
+    def alone(self, key: SessionKey) -> bool:
+        """Whether it is to be in one store, and nowhere else."""
+        owned = self._owned.get(key)
+        return owned is not None and owned.owner.grant is not None and owned.owner.grant.alone
+
     async def take(
         self,
         key: SessionKey,
@@ -184,6 +189,7 @@ class OwnedSessions:
         offered_by: str | None = None,
         anew: bool = False,
         holds: Epoch | None = None,
+        alone: bool = False,
     ) -> Opened:
         """Makes this replica the owner; the rest as in `Claim`. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
@@ -193,7 +199,7 @@ class OwnedSessions:
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
-                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds)
+                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds, alone)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)

@@ -110,6 +110,7 @@ class ResponsesApi:
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
             follows=(before.turn if before is not None and goes_on else NOTHING) if body.store else None,
             unattended=body.background,
+            store=None if body.store else False,
         )
         turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)
         if before is not None and forks:

@@ -123,8 +123,10 @@ class Owner:
         """What this replica writes."""
         if self.grant is None or self.state not in (State.OPEN, State.OFFERED, State.DELETED):
             return None
-        members, deleted = self.grant.members, self._deleted_as_of
-        return Held(self.key, self.epoch, self.replica, self.tenure, members, self.committed, deleted)
+        grant, deleted = self.grant, self._deleted_as_of
+        return Held(
+            self.key, self.epoch, self.replica, self.tenure, grant.members, self.committed, deleted, grant.alone
+        )
 
     @property
     def report(self) -> Held | Grant | None:

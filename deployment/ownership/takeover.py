@@ -168,7 +168,7 @@ class Takeover:
     def _name(self, now: float) -> list[Send]:
         self.phase = Phase.NAMING
         grant = self.grant
-        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica)
+        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica, grant.alone)
         return [self._links.ask(member, name, now) for member in self._stores]
 
     def _was_named(self, receipt: Receipt) -> list[Send]:
@@ -186,4 +186,4 @@ class Takeover:
     def _held(self) -> Held:
         grant, end = self.grant, self.source.history.end
         deleted = end.epoch if self.source.deleted else None
-        return Held(grant.key, grant.epoch, self._replica, grant.tenure, grant.members, end, deleted)
+        return Held(grant.key, grant.epoch, self._replica, grant.tenure, grant.members, end, deleted, grant.alone)

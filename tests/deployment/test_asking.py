@@ -29,7 +29,7 @@ MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 def request(headers: dict[str, str]) -> Request:
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw})
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "state": {"tenant": ANYBODY}})
 
 
 def asking(headers: dict[str, str], body: Any = None, key: SessionKey | None = None) -> Asking:
