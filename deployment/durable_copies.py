@@ -97,7 +97,7 @@ class DurableCopies:
         for key in self._policy.due(self._clock()):
             session = held(key)
             if session is None:
-                self._policy.forget(key)
+                self.forget(key)
             elif session.free:
                 await self._publish(session, record_alone=False)
                 self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while

@@ -667,6 +667,7 @@ class SessionKeeper:
     def _lose(self, session: Session) -> None:
         """What is here of a session is not what counts any more."""
         del self._sessions[session.key]
+        self._durable.forget(session.key)
         if session.running is not None and not session.moving:  # who moves it knows where its turn goes
             session.running.moved()
         self._spawn(self._drop(session))

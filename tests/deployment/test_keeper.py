@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere
+from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
@@ -263,6 +264,7 @@ def test_an_owner_that_was_given_up_for_dead_cannot_write_forgets_and_stops_its_
         stale = await turn(world, "a", 1, 2, 3)
         running: Any = Turn()
         a = world.replicas["a"]
+        a.keeper._durable._written[KEY] = _State(3, (("turn_end", 3),))
         await begin(a, stale, (50,))
         stale.running = running
         world.directory.replica_exited("a")
@@ -271,6 +273,7 @@ def test_an_owner_that_was_given_up_for_dead_cannot_write_forgets_and_stops_its_
         with pytest.raises(NotOwned):
             await a.keeper.committed(KEY, a.keeper.append(KEY, [round_record(_round(51), "x", 0)]))
         assert running.moves == 1 and a.keeper.held(KEY) is None
+        assert a.keeper._durable.checkpoints(KEY) == (), "what it wrote says nothing of what the next owner writes"
         await asyncio.sleep(0.01)
         assert stale.engine_id not in a.service.held and not a.keeper._sessions and not a.owned._owned
         assert session.ledger == stale.ledger
