@@ -56,8 +56,10 @@ class Heard:
                 self.started.add(event.turn)
             case Tokens():
                 self.times[event.turn].append(time.perf_counter())
-            case Finished() | Failed():
+            case Finished():
                 self.ended.add(event.turn)
+            case Failed():
+                raise RuntimeError(f"turn {event.ref} failed: {event.message}")
             case _:
                 pass
 

@@ -17,6 +17,7 @@ from bench import round as command
 from bench import round_checkpoint, round_models, round_parts, round_peer, round_prefill, round_ready, round_stalls
 from bench.proposal_models import DFLASH2_27B, DFLASH_35B
 from bench.round_models import Pair, RandomWeights
+from deployment.engine.messages import Failed
 from model.config import MoeConfig, RotaryConfig, TargetConfig, load_draft_config, load_target_config
 from model.target import Target
 
@@ -215,3 +216,8 @@ def test_a_lane_keeps_records_instead_of_a_state_for_each_column() -> None:
     assert seven["state"] == 144 * 2**20 + 48 * 10240 * 3 * 2
     assert seven["states"] == 8 * seven["state"] and fifteen["states"] == 2 * seven["states"]
     assert seven["records"] == 48 * 8 * (2 * 10240 * 2 + 2 * 48 * 4) == fifteen["records"] // 2
+
+
+def test_no_times_are_told_of_a_turn_that_failed() -> None:
+    with pytest.raises(RuntimeError, match="turn beside failed: device lost"):
+        round_stalls.Heard()(Failed("beside", "internal_error", "device lost"))
