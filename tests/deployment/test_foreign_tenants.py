@@ -12,7 +12,7 @@ import openai
 import pytest
 from starlette.routing import BaseRoute, Route
 
-from deployment.authentication import OPEN
+from deployment.authentication import is_open
 from deployment.client import Client, Unauthorized
 from deployment.ingress import api
 from deployment.settings import AppArgs
@@ -60,7 +60,7 @@ TURNS: dict[Asked, Any] = {
 OF_NOBODY: set[Asked] = {
     ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version"),
     ("GET", "/v1/models"), ("GET", "/v1/models/{name:path}"), ("GET", "/v1/replicas"), ("GET", "/health"),
-    ("GET", "/openapi.json"), ("GET", "/metrics"),
+    ("GET", "/openapi.json"), ("GET", "/metrics"), ("GET", "/console"), ("GET", "/console/{name}"),
 }  # fmt: skip
 """They tell of a text that comes with the request, or of the server."""
 OWN: set[Asked] = {("GET", "/v1/sessions"), ("POST", "/v1/sessions"), ("POST", "/v1/sessions/import")}
@@ -189,7 +189,7 @@ def test_without_a_key_of_the_list_every_route_refuses_in_the_form_of_its_interf
     calls.clear()
     with httpx.Client(base_url=url, headers=headers) as client:
         for method, route in sorted(routes() | {("GET", "/nothing/here")}):
-            if route in OPEN:
+            if is_open(route):
                 continue
             answer = client.request(method, path_of(route, ID, "0" * 32))
             error = answer.json()["error"]
@@ -199,6 +199,9 @@ def test_without_a_key_of_the_list_every_route_refuses_in_the_form_of_its_interf
             assert ALICE not in answer.text
         assert calls == []
         assert client.get("/health").json()["status"] == "ok"
+        assert [client.get(f"/console{rest}").status_code for rest in ("", "/main.js", "/none", "/a/b")] == [
+            200, 200, 404, 404,
+        ]  # fmt: skip
 
 
 def test_clients_raise_their_own_error_for_a_wrong_key_and_ours_takes_one_of_the_environment(
