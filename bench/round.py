@@ -113,13 +113,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", default=commit(), help="of the code, where it is not run from its repository")
     args = parser.parse_args()
+    told = "--model", *args.model, "--only", *args.only, "--context", *map(str, args.context)
     torch.manual_seed(0)
     tbps = read_tbps()
     moment, lasting = matmul_tflops()
     facts: dict[str, Any] = {
         **card(),
         "commit": args.commit,
-        "command": " ".join(["python -m bench.round --model", *args.model, "--only", *args.only]),
+        "command": " ".join(("python -m bench.round", *told)),
         "read_tbps": round(tbps, 3),
         "bf16_tflops": round(moment, 1),
         "bf16_tflops_lasting": round(lasting, 1),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     tbps = read_tbps()
-    facts: dict[str, Any] = {**card(), "commit": args.commit, "command": " ".join(["python", *sys.orig_argv[1:]])}
+    facts: dict[str, Any] = {
+        **card(),
+        "commit": args.commit,
+        "command": f"python -m bench.target_kernels --only {' '.join(args.only)}",
+    }
     facts["read_tbps"] = round(tbps, 3)
     print(f"{card()}; pure read {tbps:.2f} TB/s")
     print("model    op                                     ours      floor      peer   over the floor")
