@@ -265,7 +265,7 @@ def main() -> None:
         port = probe.getsockname()[1]
     if args.timeline:
         load = f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores before"
-        with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+        with running(AppArgs(durable=None), host="127.0.0.1", port=port, quiet=True) as url:
             timeline = timeline_of_the_demo(url)
         facts = {"machine": platform.machine(), "torch": torch.__version__, "load": load}
         args.timeline.write_text(json.dumps({**facts, **timeline}) + "\n")

@@ -43,7 +43,7 @@ from deployment.settings import AppArgs
 from deployment.turns import full_history
 
 LANES = 8
-ARGS = AppArgs(replicas=1, lanes=LANES)
+ARGS = AppArgs(replicas=1, lanes=LANES, durable=None)
 
 Row = dict[str, Any]
 
