@@ -127,7 +127,7 @@ def move_of_27b(way: Way) -> Row:
             sent_ahead = sum(len(segment.data) for segment in pages.segments)
         watch = Watch()
         captured = source.memory.capture(sequence, range(FRONTIER + 1), "decode", "turn_end")
-        source.sessions.replace("s", [captured], "device")
+        source.sessions.replace("s", [captured], "device", "", shared=False)
         watch.lap("capture")
         exported = source.exchange.export(Export("e", "s", without=known, hashed=way.hashed))
         watch.lap("export")

@@ -40,6 +40,7 @@ from bench.migration import FRONTIER, Side
 from bench.state import random_checkpoint
 from deployment.arrivals import Arrivals
 from deployment.engine.messages import DropStaged, Export, ExportPages, Import, StageSegments, VerifyStaged
+from deployment.load.report import percentile
 from deployment.local import running
 from deployment.moving import Departure, ToDestination, Welcome
 from deployment.ownership.words import Epoch, Order, SessionKey
@@ -166,9 +167,9 @@ def moves_of_the_demo(url: str, wanted: int) -> dict[str, Any]:
         "moves": len(pauses),
         "seconds": {
             "pause_p50": statistics.median(pauses),
-            "pause_p99": percentile(pauses, 0.99),
+            "pause_p99": percentile(sorted(pauses), 0.99),
             "stands_p50": statistics.median(stands),
-            "stands_p99": percentile(stands, 0.99),
+            "stands_p99": percentile(sorted(stands), 0.99),
             "usual_gap": statistics.median(usual),
         },
         "bytes_ahead": statistics.median(answer["bytes_ahead"] for answer in answers),
@@ -242,15 +243,10 @@ async def moves_of_27b(hashed: bool) -> dict[str, Any]:
     return {
         "what": f"27B, replica to replica, {'hashed' if hashed else 'not hashed'}",
         "moves": len(pauses),
-        "seconds": {"stands_p50": statistics.median(pauses), "stands_p99": percentile(pauses, 0.99)},
+        "seconds": {"stands_p50": statistics.median(pauses), "stands_p99": percentile(sorted(pauses), 0.99)},
         "bytes_ahead": departure.bytes_ahead,
         "bytes_in_pause": departure.bytes_in_pause,
     }
-
-
-def percentile(values: list[float], part: float) -> float:
-    """The smallest value that so large a part of them does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def main() -> None:
@@ -265,7 +261,7 @@ def main() -> None:
         port = probe.getsockname()[1]
     if args.timeline:
         load = f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores before"
-        with running(AppArgs(), host="127.0.0.1", port=port, quiet=True) as url:
+        with running(AppArgs(durable=None), host="127.0.0.1", port=port, quiet=True) as url:
             timeline = timeline_of_the_demo(url)
         facts = {"machine": platform.machine(), "torch": torch.__version__, "load": load}
         args.timeline.write_text(json.dumps({**facts, **timeline}) + "\n")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 
 from bench.gpu import card, read_tbps, write_tables
 from bench.round_models import DTYPE, MODELS, random_models
-from bench.round_parts import rounds
+from bench.round_parts import CONTEXTS, rounds
 from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
@@ -57,8 +56,8 @@ def lane_rows(model: str, config: TargetConfig) -> Table:
     ]
 
 
-def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, Table]]:
-    """Rows of one model and their table in the results file, as they come; in the order in which memory is needed:
+def measured(model: str, parts: list[str], tbps: float, contexts: list[int]) -> Iterator[tuple[str, Table]]:
+    """Rows of one model and their table in the results file, as they come: in the order in which memory is needed,
     ours, then theirs."""
     pair = MODELS[model]
     if "lanes" in parts:
@@ -73,7 +72,7 @@ def measured(model: str, parts: list[str], tbps: float) -> Iterator[tuple[str, T
             yield "plain", plain_rows(model, target)
         if "rounds" in parts:
             for drafts in pair.drafts:
-                for row in rounds(model, target, drafter, drafts, tbps):
+                for row in rounds(model, target, drafter, drafts, tbps, contexts):
                     yield "rounds", [row]
         if "stalls" in parts:
             yield "slices", slice_rows(model, target, drafter)
@@ -108,6 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--context", nargs="+", type=int, default=list(CONTEXTS), help="of rounds, two and more, ascending"
+    )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", default=commit(), help="of the code, where it is not run from its repository")
     args = parser.parse_args()
@@ -117,7 +119,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         **card(),
         "commit": args.commit,
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "command": " ".join(["python -m bench.round --model", *args.model, "--only", *args.only]),
         "read_tbps": round(tbps, 3),
         "bf16_tflops": round(moment, 1),
         "bf16_tflops_lasting": round(lasting, 1),
@@ -130,7 +132,7 @@ def main() -> None:
     with torch.no_grad():
         for model in args.model:
             fresh: set[str] = set()
-            for name, rows in measured(model, args.only, tbps):
+            for name, rows in measured(model, args.only, tbps, args.context):
                 before = tables.get(name, [])
                 tables[name] = (before if name in fresh else replaced(before, model)) + rows
                 fresh.add(name)

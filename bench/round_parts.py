@@ -53,14 +53,16 @@ OURS = r"_stream_kernel|_sum_kernel|gate_up_kernel|down_kernel"
 PRODUCTS = re.compile(rf"gemm|gemv|nvjet|cutlass|splitKreduce|{OURS}", re.IGNORECASE)
 
 
-def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: float) -> Iterator[dict[str, Any]]:
+def rounds(
+    model: str, target: Target, drafter: Drafter, drafts: int, tbps: float, contexts: Sequence[int] = CONTEXTS
+) -> Iterator[dict[str, Any]]:
     """One row for each batch and context that fits the card's memory, drawn as chat is by default, and some greedy
     ones. `drafts`: K. `tbps`: TB/s of a pure read."""
     geometry = state_geometry(target.config, drafter.config, torch.bfloat16)
-    memory = random_memory(geometry)
-    models = bare_models(target, drafter, drafts, geometry)
+    memory = random_memory(geometry, contexts[-2])
+    models = bare_models(target, drafter, drafts, geometry, contexts[-1])
     executor = Executor(models, memory, max(BATCHES), Shapes.on(DEVICE, DraftTokens(drafts)), media_bytes=0)
-    cases = [(batch, context, DRAWN) for batch in BATCHES for context in CONTEXTS]
+    cases = [(batch, context, DRAWN) for batch in BATCHES for context in contexts]
     for batch, context, sampling in [*((*case, GREEDY) for case in PROFILED), *cases]:
         if batch * pages_for(context + ROOM) > memory.target.pages:
             continue
@@ -87,14 +89,16 @@ def rounds(model: str, target: Target, drafter: Drafter, drafts: int, tbps: floa
 # ------------------------------------------------------------------------------------------------ what runs
 
 
-def bare_models(target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry) -> Any:
+def bare_models(
+    target: Target, drafter: Drafter, drafts: int, geometry: StateGeometry, context: int = CONTEXTS[-1]
+) -> Any:
     """What an executor asks of its models, without anything of text."""
     return SimpleNamespace(
         target=target,
         vision=None,
         drafter=drafter,
         draft_tokens=drafts,
-        context=CONTEXTS[-1] + ROOM,
+        context=context + ROOM,
         defaults=SimpleNamespace(eos_ids=()),
         tokenizer=SimpleNamespace(public_rows=target.public_rows),
         geometry=geometry,
@@ -104,9 +108,9 @@ def bare_models(target: Target, drafter: Drafter, drafts: int, geometry: StateGe
     )
 
 
-def random_memory(geometry: StateGeometry) -> StateMemory:
-    """Images for the largest batch, and as many pages as fit and could be used."""
-    pages = max(BATCHES) * pages_for(CONTEXTS[-2] + ROOM)
+def random_memory(geometry: StateGeometry, context: int) -> StateMemory:
+    """Images for the largest batch, and pages for it at `context` tokens each, if so many fit."""
+    pages = max(BATCHES) * pages_for(context + ROOM)
     if DEVICE.type == "cuda":
         free = torch.cuda.mem_get_info()[0] - SPARE - (max(BATCHES) + 1) * geometry.image_bytes
         pages = min(pages, free // (geometry.target_page_bytes + geometry.draft_page_bytes))

@@ -32,7 +32,7 @@ from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
 from deployment.schemas import NEUTRAL, Message, TokenId, TurnBody, parse
 from deployment.turns import seed_of, top_k_of
 
-NOT_IN_A_BATCH = ("model", "stream", "stream_options", "priority", "queue_seconds")
+NOT_IN_A_BATCH = ("model", "store", "stream", "stream_options", "priority", "queue_seconds")
 
 
 class LineBody(TurnBody):

@@ -77,6 +77,9 @@ def serve(
     queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,
     tenant_lanes: Annotated[int | None, typer.Option(help="Turns of one API key that run together.")] = None,
     tenant_queued_tokens: Annotated[int | None, typer.Option(help="Prompt tokens of one API key that wait.")] = None,
+    tenant_state_bytes: Annotated[
+        int | None, typer.Option(help="Bytes that sessions of one API key keep on a node.")
+    ] = None,
     hash_all_weights: Annotated[
         bool, typer.Option("--hash-all-weights", help="Know weights by all their bytes, not by headers and samples.")
     ] = False,
@@ -86,10 +89,16 @@ def serve(
     accept_new_weights: Annotated[
         bool, typer.Option("--accept-new-weights", help="Append turns go on from another model's tokens.")
     ] = False,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="A file of the API keys that are taken; default: any.", resolve_path=True)
+    ] = None,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     durable: Annotated[
         str | None,
         typer.Option(help="An absolute path or URL where sessions outlive the cluster; default: ~/.local/state."),
+    ] = None,
+    durable_key_env: Annotated[
+        str | None, typer.Option(help="Variable of the environment with the key it is encrypted with; default: none.")
     ] = None,
     no_durable: Annotated[bool, typer.Option("--no-durable", help="Sessions end with the cluster.")] = False,
     durable_bytes: Annotated[int | None, typer.Option(help="What they may take there; default: 16 GiB.")] = None,
@@ -107,13 +116,17 @@ def serve(
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers too.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM, with its chain: then HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key in PEM, without a password.")] = None,
     app_name: AppName = "dflash",
     address: Address = None,
 ) -> None:
     """Serves a model over HTTP until Ctrl-C."""
     with one_sentence():
         from deployment.settings import AppArgs
+        from deployment.tls import Tls
 
+        tls = Tls.of(tls_cert, tls_key)
         if no_durable and (durable is not None or durable_bytes is not None):
             raise ValueError("give --durable and --durable-bytes, or --no-durable")
         args = AppArgs.of(
@@ -142,12 +155,15 @@ def serve(
             queue_seconds=queue_seconds,
             tenant_lanes=tenant_lanes,
             tenant_queued_tokens=tenant_queued_tokens,
+            tenant_state_bytes=tenant_state_bytes,
             hash_all_weights=hash_all_weights,
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
+            api_keys=api_keys,
             cluster_key_file=cluster_key_file,
             durable="none" if no_durable else durable,
             durable_bytes=durable_bytes,
+            durable_key_env=durable_key_env,
             media_hosts=media_hosts,
             media_items=media_items,
             media_bytes=media_bytes,
@@ -157,13 +173,13 @@ def serve(
             log_texts=log_texts,
         )
         if address is None:
-            from deployment.preflight import check_directories, keep_ray_on_loopback
+            from deployment.preflight import check_files, keep_ray_on_loopback
 
-            check_directories(args)
+            check_files(args)
             keep_ray_on_loopback()
         from deployment.local import resumed, running, until_interrupted
 
-        with running(args, host=host, port=port, app=app_name, address=address) as url:
+        with running(args, host=host, port=port, app=app_name, address=address, tls=tls) as url:
             if (found := resumed(app_name)) is not None:
                 count, place = found
                 typer.echo(f"resumed {count} sessions from {place}" if count else f"sessions are kept in {place}")

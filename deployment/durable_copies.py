@@ -63,11 +63,12 @@ class DurableCopies:
         budget: int,
         values: KeyValues | None = None,
         clock: Callable[[], float] = time.monotonic,
+        key_env: str | None = None,
     ) -> None:
         """Raises StateError for a place that cannot be opened."""
         self._app = app
         self._service = service
-        self._tier: DurableTier | None = open_tier(place, budget) if place is not None else None
+        self._tier: DurableTier | None = open_tier(place, budget, key_env) if place is not None else None
         self._values = values
         self._clock = clock
         self._policy = PublicationPolicy()

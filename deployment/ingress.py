@@ -14,9 +14,12 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from deployment.anthropic_messages.api import MessagesApi
 from deployment.anthropic_messages.format import refusal as messages_refusal
+from deployment.api_keys import KeyFile, any_key
+from deployment.authentication import Authentication
 from deployment.cluster.transport import Cluster
 from deployment.console.files import PAGE, console_file
 from deployment.errors import Refused, RequestError
@@ -42,7 +45,7 @@ VERSION = version("dflash-serve")
 api = FastAPI(openapi_url=None)
 
 
-def _refusal(request: Request, refused: Refused) -> JSONResponse:
+def _refusal(request: HTTPConnection, refused: Refused) -> JSONResponse:
     """In the form of the interface that was asked; counted by the ingress whose request it is."""
     serve.get_replica_context().servable_object.metrics.refused(refused)
     return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
@@ -80,19 +83,27 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     return _refusal(request, Refused(500, "internal_error", "the server failed on this request; its log says why"))
 
 
+# The object whose methods the routes are, as FastAPI's routes of Serve find it.
+api.add_middleware(
+    Authentication,
+    tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
+    refusal=_refusal,
+)
+
+
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
 @serve.ingress(api)
 class Ingress:
     def __init__(self, engine: DeploymentHandle, args: AppArgs) -> None:
         context = serve.get_replica_context()
         me = context.replica_id.unique_id
-        always = {"application": context.app_name, "deployment": context.deployment, "replica": me}
-        set_up(args.logs, always)
-        cluster = Cluster(context.app_name, args.durable, args.logs)
+        set_up(args.logs, context)
+        cluster = Cluster(context.app_name, args.durable, args.durable_key_env, args.logs)
         last_call = LastCall(lambda: cluster.is_stopping(me), args.stream_grace_seconds)
         self.connect(Replicas(engine, cluster), cluster, args, last_call)
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
+        self.tenant_of = any_key if args.api_keys is None else KeyFile(args.api_keys)
         self._model = model = args.model_id
         self._models = models = args.model_ids
         self._replicas = replicas
@@ -101,7 +112,7 @@ class Ingress:
         self._turns = TurnApi(replicas, cluster, models, last_call, args.media_limits, self.metrics)
         self._tokens = TokenApi(replicas, self._turns, model)
         self._messages = MessagesApi(self._turns, self._tokens)
-        self._sessions = SessionApi(replicas, cluster, args.host_store_bytes)
+        self._sessions = SessionApi(replicas, cluster, min(args.host_store_bytes, args.import_bytes))
         self._responses = ResponsesApi(self._turns, self._tokens, self._sessions, replicas, model)
 
     # ------------------------------------------------------------------------------------------------ turns

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
+from state.fair_share import first_to_go
 from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
@@ -116,6 +117,12 @@ class SessionKeeper:
         """A session that this replica may commit to, as far as it knows."""
         return self._sessions.get(key) if key in self._owned else None
 
+    def _keep(self, session: Session) -> Session:
+        """One whose owner this replica has become. How it is kept is known now, and must be after it was lost, too."""
+        session.alone = self._owned.alone(session.key)
+        self._sessions[session.key] = session
+        return session
+
     # -------------------------------------------------------------------------------------------- getting
 
     async def acquire(
@@ -127,13 +134,14 @@ class SessionKeeper:
         anew: bool = False,
         accept_durable: bool = False,
         untouched: bool = False,
+        alone: bool = False,
     ) -> tuple[Session, Hit]:
         """Makes this replica the owner, if it is not yet, and brings the state here.
 
         `believed` is what the caller read from the directory a moment ago; `anew`: if nothing of the session is left
         that counts, it begins again; `accept_durable`: an older state will do; `untouched`: what the device let go of
-        stays away, since somebody only looks. The Hit says where the state came from: `device` if it was here. Raises
-        `OwnedElsewhere`; RequestError: 404, 503.
+        stays away, since somebody only looks; `alone`: a new one is kept by one store and by nothing else. The Hit says
+        where the state came from: `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
         async with self._getting.of(key):
             held = self.held(key)
@@ -147,7 +155,7 @@ class SessionKeeper:
             if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
             try:
-                opened = await self._taken(key, anew=False)
+                opened = await self._taken(key, anew=False, alone=alone)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
             if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
@@ -178,7 +186,7 @@ class SessionKeeper:
             while not self._is_loaded(opened):
                 opened = await self._taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
-            self._sessions[key] = session
+            self._keep(session)
             await self.settle_again(session)
             await self._durable.taken(key)
         return session, hit
@@ -204,8 +212,8 @@ class SessionKeeper:
         """A new session here with a past of that one's, and time to give it state: all copies hold it when this is
         over, and nobody gets it before. RequestError: 409 if the name is taken, 503."""
         async with self._getting.of(key):
-            opened = await self._taken_new(key)
-            session = self._sessions[key] = Session.of_record(key, opened.epoch, past)
+            opened = await self._taken_new(key, like.alone)
+            session = self._keep(Session.of_record(key, opened.epoch, past))
             session.foreign, session.created = like.foreign, like.created
             session.moving = True  # who leaves does not take along what is half made
             try:
@@ -216,11 +224,11 @@ class SessionKeeper:
                 raise
             session.moving = False
 
-    async def create_empty(self, key: SessionKey) -> Session:
+    async def create_empty(self, key: SessionKey, alone: bool = False) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
         async with self._getting.of(key):
-            opened = await self._taken_new(key)
-            session = self._sessions[key] = Session(key, opened.epoch, created=True)
+            opened = await self._taken_new(key, alone)
+            session = self._keep(Session(key, opened.epoch, created=True))
             try:
                 await self.write(key, [HeadMoved(NOTHING, None, 0)])
             except BaseException:
@@ -236,11 +244,11 @@ class SessionKeeper:
         """
         async with self._getting.of(key):
             opened = await self._taken_new(key)
-            session = self._sessions[key] = Session(key, opened.epoch)
+            session = self._keep(Session(key, opened.epoch))
             session.moving = True  # no turn begins in what is not there yet
             try:
                 record = await self._rebuilder.exactly(key, document)
-                session = self._sessions[key] = Session.of_record(key, session.epoch, record)
+                session = self._keep(Session.of_record(key, session.epoch, record))
                 session.created = True
                 await self.settle(session)
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
@@ -262,7 +270,7 @@ class SessionKeeper:
     async def recorded(self, session: Session) -> None:
         """Something was added to the session's record between two turns: all copies have it when this returns."""
         await self.settle_again(session)
-        await self._durable.turn_ended(session)
+        await self._make_durable(session)
 
     async def _settle(self, session: Session, turn: str | None) -> None:
         still = session.moving
@@ -277,20 +285,20 @@ class SessionKeeper:
         finally:
             session.moving = still
 
-    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None) -> Opened:
+    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None, *, alone: bool = False) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew, holds=holds)
+            return await self._owned.take(key, anew=anew, holds=holds, alone=alone)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
-    async def _taken_new(self, key: SessionKey) -> Opened:
+    async def _taken_new(self, key: SessionKey, alone: bool = False) -> Opened:
         """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
         if self.held(key) is not None:
             raise session_exists(key.session)
         try:
-            opened = await self._taken(key, anew=False)
+            opened = await self._taken(key, anew=False, alone=alone)
         except (OwnedElsewhere, NoCopyLeft):
             raise session_exists(key.session) from None
         if exists(opened):
@@ -326,7 +334,7 @@ class SessionKeeper:
             raise
         session = rebuilt.session
         session.came = rebuilt.hit
-        self._sessions[opened.key] = session
+        self._keep(session)
         if rebuilt.newest is not None and self._resume is not None:
             self._resume(session, rebuilt.newest)
         if rebuilt.arrival is not None:
@@ -423,12 +431,17 @@ class SessionKeeper:
         return placed(device, session.checkpoints, members, self._cluster.node, durable)
 
     def turn_began(self, session: Session) -> None:
-        self._durable.turn_began(session.key)
+        if not session.alone:
+            self._durable.turn_began(session.key)
 
     async def turn_ended(self, session: Session) -> None:
         """What the session is now goes to its copies, and becomes durable."""
         await self.copy(session)
-        await self._durable.turn_ended(session)
+        await self._make_durable(session)
+
+    async def _make_durable(self, session: Session) -> None:
+        if not session.alone:
+            await self._durable.turn_ended(session)
 
     async def _publish_idle(self) -> None:
         while True:
@@ -449,6 +462,7 @@ class SessionKeeper:
         exported = await self._service.call(command)
         assert isinstance(exported, Exported)
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
+        session.copied = len(exported.document)
         return np.frombuffer(exported.document, np.uint8), exported.frontiers
 
     def _no_room(self, message: NoRoom) -> None:
@@ -456,16 +470,35 @@ class SessionKeeper:
         self._spawn(self._make_room(message.key))
 
     async def _make_room(self, asking: SessionKey) -> None:
-        """The longest idle session, or the one whose image is too large, is kept by its ledger alone."""
-        idle = [session for session in self._sessions.values() if session.free and session.checkpoints]
-        chosen = min(idle, key=lambda session: (session.key != asking, session.order), default=None)
-        if chosen is not None and chosen.key in self._owned:
+        """The longest idle session, or the one whose image is too large, is kept by its ledger alone: one of a tenant
+        that holds more than its share here, if one of those rests."""
+        used: Counter[str] = Counter()
+        for session in self._sessions.values():
+            used[session.key.tenant] += session.copied
+        first = first_to_go(used)
+
+        def rank(session: Session) -> tuple[bool, bool, int]:
+            return session.key.tenant not in first, session.key != asking, session.order
+
+        await self._lighten(min(self._resting(), key=rank, default=None))
+
+    def make_room_of(self, tenant: str) -> None:
+        """The longest idle session of a tenant is kept by its ledger alone, soon."""
+        own = [session for session in self._resting() if session.key.tenant == tenant]
+        self._spawn(self._lighten(min(own, key=lambda session: session.order, default=None)))
+
+    def _resting(self) -> list[Session]:
+        """Sessions whose copies have images, and in which no turn runs."""
+        return [session for session in self._sessions.values() if session.free and session.checkpoints]
+
+    async def _lighten(self, session: Session | None) -> None:
+        if session is not None and session.key in self._owned:
             try:
-                sequence = chosen.order = self._owned.end(chosen.key).sequence
-                document, frontiers = await self._export(chosen, checkpoints=False)
-                self._owned.publish(chosen.key, sequence, frontiers, document, chosen.since or sequence + 1)
+                sequence = session.order = self._owned.end(session.key).sequence
+                document, frontiers = await self._export(session, checkpoints=False)
+                self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
             except (NotOwned, StateError, EngineError) as error:
-                log.info("session %s keeps its image: %s", chosen.key, error)
+                log.info("session %s keeps its image: %s", session.key, error)
 
     # -------------------------------------------------------------------------------------------- giving, losing
 
@@ -557,7 +590,8 @@ class SessionKeeper:
                     self._note_deleted(session.key, epoch)
                     await self._bury(session.key, at)
                     await self.forget(session)
-                    await self._durable.delete(session.key, epoch)
+                    if not session.alone:  # a tombstone would say there that it was
+                        await self._durable.delete(session.key, epoch)
             except StateError as error:
                 why = f"the durable tier did not take its end: {error}"
                 raise session_unavailable(session.key.session, why) from None
@@ -617,9 +651,9 @@ class SessionKeeper:
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self._taken(key, anew=False, holds=holds)
+                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 while not self._is_loaded(opened):
-                    opened = await self._taken(key, anew=False, holds=holds)
+                    opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0
                 self._sessions[key] = session
                 await self.settle_again(session)

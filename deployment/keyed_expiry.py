@@ -50,7 +50,13 @@ class KeyedExpiry:
                 log.exception("turns with an idempotency key could not be looked after")
 
     async def sweep(self) -> None:
-        """Those of replicas that are gone are taken over first: nobody else would ever end them."""
+        """Those of replicas that are gone are taken over, after all else, so that no fault of theirs keeps the others:
+        nobody else would ever end them."""
+        for session in self._over():
+            try:
+                await self._keeper.delete(session, self._unix())
+            except RequestError as error:
+                log.info("a keyed turn is not ended: %s", error)
         try:
             orphans = await self._cluster.unowned(KEYED)
         except (RayError, TimeoutError) as error:
@@ -61,11 +67,6 @@ class KeyedExpiry:
                 await self._keeper.acquire(placed.key, placed, must_exist=True)
             except (NotOwned, RequestError, EngineError) as error:
                 log.info("a keyed turn is not taken over: %s", error)
-        for session in self._over():
-            try:
-                await self._keeper.delete(session, self._unix())
-            except RequestError as error:
-                log.info("a keyed turn is not ended: %s", error)
 
     def _over(self) -> list[Session]:
         resting = [one for one in self._keeper.all() if one.keyed and one.free and one.turns]

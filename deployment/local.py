@@ -21,6 +21,7 @@ from deployment.cluster.names import directory_name, named_actor, remove
 from deployment.durable_place import default_place, held
 from deployment.logs import serves_part
 from deployment.settings import DEFAULT_PLACE, AppArgs
+from deployment.tls import Tls
 
 APP = "dflash"
 """The Serve application's name, unless told otherwise. The detached actors' names begin with it."""
@@ -53,7 +54,14 @@ def why_not(host: str, port: int) -> str | None:
 
 @contextlib.contextmanager
 def running(
-    args: AppArgs, *, host: str, port: int, app: str = APP, address: str | None = None, quiet: bool = False
+    args: AppArgs,
+    *,
+    host: str,
+    port: int,
+    app: str = APP,
+    address: str | None = None,
+    quiet: bool = False,
+    tls: Tls | None = None,
 ) -> Iterator[str]:
     """The application, up and healthy, at the URL that this yields; taken down afterwards.
 
@@ -77,7 +85,7 @@ def running(
             stack.enter_context(held(default_place(app)))
         stack.callback(_disconnect, app, address)
         _connect(address, log_to_driver=not quiet)
-        yield _deploy(args, app, host, port)
+        yield _deploy(args, app, host, port, tls)
 
 
 def until_interrupted() -> None:
@@ -169,14 +177,15 @@ def _check_address(address: str | None) -> None:
         raise LaunchError(f"no Ray cluster answers at {address!r}: {error}") from None
 
 
-def _deploy(args: AppArgs, app: str, host: str, port: int) -> str:
+def _deploy(args: AppArgs, app: str, host: str, port: int, tls: Tls | None) -> str:
+    options = {"host": host, "port": port, **(tls.http_options if tls is not None else {})}
     try:
-        http = {"host": host, "port": port}
-        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=serves_part(args.logs))
+        serve.start(proxy_location="HeadOnly", http_options=options, logging_config=serves_part(args.logs))
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 def _cause(app: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
+from ray.serve.context import ReplicaContext
 from ray.serve.schema import LoggingConfig
 
 from deployment.engine.log_lines import SERVE, JsonLines, LogOptions, SpokenOf, log_through
@@ -17,9 +17,14 @@ def serves_part(options: LogOptions) -> LoggingConfig | None:
     return LoggingConfig(encoding="JSON" if options.form == "json" else "TEXT", log_level=options.level)
 
 
-def set_up(options: LogOptions, always: Mapping[str, str]) -> None:
-    """In a process of the application, after Serve's own set-up. `always`: what each line of JSON on stderr says of
-    where it comes from; in its files Serve says so itself."""
+def set_up(options: LogOptions, context: ReplicaContext) -> None:
+    """In a process of a deployment, after Serve's own set-up."""
+    # In its files Serve says by itself where a line comes from, under these names.
+    always = {
+        "application": context.app_name,
+        "deployment": f"{context.app_name}_{context.deployment}",
+        "replica": context.replica_id.unique_id,
+    }
     serve = logging.getLogger(SERVE)
     if serves_part(options) is not None:
         serve.setLevel(options.level)

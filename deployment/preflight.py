@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from deployment.api_keys import read_keys
+from deployment.durable_store import check_keys
 from deployment.engine.loading import load_models
 from deployment.settings import AppArgs
 from model.errors import ModelError
 
 
-def check_directories(args: AppArgs) -> None:
-    """Checks all that loading would check, without reading weights, and fetches what is on the hub. Raises ModelError
+def check_files(args: AppArgs) -> None:
+    """Checks all that starting would check, without reading weights, and fetches what is on the hub. Raises ModelError
     or ValueError."""
+    if args.api_keys is not None:
+        read_keys(args.api_keys)
+    if args.durable_key_env is not None:
+        check_keys(args.durable_key_env)
     options = args.engine_options()
     for name, directory in (("model", options.model), ("draft", options.draft)):
         if directory is not None and not directory.is_dir():

@@ -6,7 +6,8 @@ from starlette.responses import JSONResponse
 
 from deployment.errors import Refused
 
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+
 
 def refusal(refused: Refused) -> JSONResponse:
-    headers = {"retry-after": "1"} if refused.status in (429, 503) else {}
-    return JSONResponse(refused.body, refused.status, headers)
+    return JSONResponse(refused.body, refused.status, _HEADERS.get(refused.status))

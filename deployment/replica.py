@@ -44,6 +44,7 @@ from deployment.prompting import Prompter
 from deployment.router import LANES_FREE
 from deployment.session import Session
 from deployment.settings import AppArgs
+from deployment.state_limit import StateLimit
 from deployment.turn_desk import TurnDesk
 from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
@@ -69,8 +70,12 @@ from state.session_record import ForkPoint
 STORE_SECONDS = 60.0
 """How long a node's host store may take to come up."""
 
-STUCK_END_SECONDS = 5.0
-"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step."""
+STUCK_END_SECONDS = 12.0
+"""Between the first check that finds the engine stuck, and the end of the process: it may have been a slow step, which
+the next check sees."""
+
+MEASURED_SECONDS = 1.0
+"""How long a scrape may wait for the engine: less than its ingress waits for the replica."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -124,22 +129,25 @@ class EngineReplica:
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
-        self._cluster = Cluster(context.app_name, args.durable, args.logs)
+        self._cluster = Cluster(context.app_name, args.durable, args.durable_key_env, args.logs)
         args = settled(args, context.app_name, on_head=on_head())
         self._id = context.replica_id.unique_id
         self._model = args.model_id
-        set_up(args.logs, {"application": context.app_name, "deployment": context.deployment, "replica": self._id})
+        set_up(args.logs, context)
         self._service = EngineService.start(args.engine_options())
         store = start_host_store(context.app_name, args.host_store_bytes, logs=args.logs)
         ray.get(store.member.remote(), timeout=STORE_SECONDS)
         self._turns = TurnTable()
         transport = RayTransport(self._cluster, context.app_name, self._id, self._load)
-        durable = DurableCopies(context.app_name, self._service, args.durable, args.durable_bytes)
+        durable = DurableCopies(
+            context.app_name, self._service, args.durable, args.durable_bytes, key_env=args.durable_key_env
+        )
         self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
         self._arrivals = Arrivals(self._service, self._cluster.node, self._service.options.staged_seconds)
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
+        self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._forking = Forking(self._service, self._keeper)
         self._lanes = args.lanes
@@ -218,7 +226,11 @@ class EngineReplica:
 
     async def _take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere | NotHere:
         to = await self._sent_on(route, request)
-        return await self._desk.take(route, request) if to is None else NotHere(self._id, to)
+        if to is not None:
+            return NotHere(self._id, to)
+        if request.key is not None and self._turns.repeated(request) is None:
+            await self._state_limit.check(request.key.tenant)
+        return await self._desk.take(route, request)
 
     async def _sent_on(self, route: Route, request: TurnRequest) -> str | None:
         """Who takes the turn instead of this replica, which is about to go."""
@@ -324,6 +336,7 @@ class EngineReplica:
         return await self._asked(self._fork(route, key, child_key, at))
 
     async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
+        await self._state_limit.check(child_key.tenant)
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         child = await self._forking.fork(session, child_key, at)
         return Adopted(self._id, child.epoch, "device", child.frontier)
@@ -369,15 +382,17 @@ class EngineReplica:
         return await self._asked(self._import(key, document))
 
     async def _import(self, key: SessionKey, document: np.ndarray) -> Adopted:
+        await self._state_limit.check(key.tenant)
         session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
-    async def create_session(self, route: Route, key: SessionKey) -> Adopted | NotHere | Refused:
-        """A new session without a past, which lives here."""
-        return await self._asked(self._create(key))
+    async def create_session(self, route: Route, key: SessionKey, alone: bool = False) -> Adopted | NotHere | Refused:
+        """A new session without a past, which lives here; `alone`: in this node's memory, and nowhere else."""
+        return await self._asked(self._create(key, alone))
 
-    async def _create(self, key: SessionKey) -> Adopted:
-        session = await self._keeper.create_empty(key)
+    async def _create(self, key: SessionKey, alone: bool) -> Adopted:
+        await self._state_limit.check(key.tenant)
+        session = await self._keeper.create_empty(key, alone)
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:
@@ -430,9 +445,12 @@ class EngineReplica:
     async def info(self, route: Route | None = None) -> ReplicaInfo:
         return self._described(await self._inspected())
 
-    async def measured(self) -> Measured:
-        """For a scrape of the application's metrics."""
-        answer = await self._inspected()
+    async def measured(self) -> Measured | None:
+        """For a scrape of the application's metrics, which does not wait for a long step; None: there is one."""
+        try:
+            answer = await asyncio.wait_for(self._inspected(), MEASURED_SECONDS)
+        except TimeoutError:
+            return None
         return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
 
     async def _inspected(self, session: str | None = None) -> Facts:

@@ -70,8 +70,9 @@ class Replicas:
         return await self._asked_of_all("info", seconds=10)
 
     async def measured(self) -> list[Measured]:
-        """What they have done. A scraper waits 10 seconds at most."""
-        return await self._asked_of_all("measured", seconds=2)
+        """What those have done that say so at once. A scraper waits 10 seconds at most."""
+        answers: list[Measured | None] = await self._asked_of_all("measured", seconds=2)
+        return [answer for answer in answers if answer is not None]
 
     async def _asked_of_all(self, method: str, seconds: float) -> list[Any]:
         """A call to a dead one, not yet noticed by Serve, fails as a whole: ask again. RequestError (503)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -24,14 +23,13 @@ from deployment.wire import TurnRequest
 
 MAX_BODY_BYTES = 8 << 20
 """Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
+MAX_KEY = 255
+"""Characters of an idempotency key: as many as a session's document has room for (`state/FORMAT.md`)."""
 
 
 def tenant_of(request: Request) -> str:
-    """Who asks: a digest of the key in the Authorization header, or in Anthropic's; of nothing without one."""
-    header = request.headers.get("authorization") or request.headers.get("x-api-key", "")
-    scheme, _, token = header.partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else header
-    return hashlib.sha256(key.encode()).hexdigest()
+    """Who asks, as `authentication.py` has found out."""
+    return request.state.tenant
 
 
 def session_name(name: str, param: str) -> str:
@@ -114,8 +112,8 @@ def _required(value: str | None, key: SessionKey | None) -> bool:
 
 def _idempotency_key(headers: Mapping[str, str]) -> str | None:
     key = headers.get("idempotency-key")
-    if key is not None and not (1 <= len(key) <= 256 and all("!" <= character <= "~" for character in key)):
-        message = f"Idempotency-Key: has 1 to 256 visible ASCII characters, got {key[:80]!r}"
+    if key is not None and not (1 <= len(key) <= MAX_KEY and all("!" <= character <= "~" for character in key)):
+        message = f"Idempotency-Key: has 1 to {MAX_KEY} visible ASCII characters, got {key[:80]!r}"
         raise invalid(message, "Idempotency-Key")
     return key
 
@@ -223,6 +221,7 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         idempotency_key=asking.idempotency_key,
         repeated=asking.repeated,
         hint=asking.hint,
+        store=body.store,
         priority=body.priority,
         queue_seconds=body.queue_seconds,
         temperature=body.temperature,

@@ -198,6 +198,7 @@ class GenerationBody(BaseModel):
     n: int | None = Field(default=None, strict=True, ge=1, le=8)
     ignore_eos: StrictBool = False
     drafting: StrictBool = True
+    store: StrictBool | None = None
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = Field(default=None, strict=True, ge=0)
 
@@ -302,6 +303,12 @@ class SessionBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str | None = None
+
+
+class NewSessionBody(SessionBody):
+    """`store` False: it is kept in the memory of one node, and nowhere else."""
+
+    store: StrictBool = True
 
 
 class CheckpointBody(BaseModel):

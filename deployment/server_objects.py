@@ -33,6 +33,7 @@ def placement_object(placement: Placed) -> dict[str, Any]:
         "object": "session",
         "replica": placement.owner,
         "epoch": str(placement.epoch),
+        "store": not placement.alone,
         "copies": [{"node": member.node} for member in placement.members],
     }
 

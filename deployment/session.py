@@ -30,8 +30,9 @@ class Session:
     turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has. `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the
-    owner; `arrived`: when that was, on a monotonic clock, unless it is a new one.
+    newest copy has; `copied`: that one's bytes. `alone`: its client wants it in one store, and nowhere else.
+    `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the owner; `arrived`: when
+    that was, on a monotonic clock, unless it is a new one.
     """
 
     key: SessionKey
@@ -49,6 +50,8 @@ class Session:
     running: HeldTurn | None = None
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
+    copied: int = 0
+    alone: bool = False
     moving: bool = False
     came: Hit = "device"
     arrived: float = float("-inf")

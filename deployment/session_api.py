@@ -21,7 +21,7 @@ from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import body_of, document_of, session_name, tenant_of, visible_name
-from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, SessionBody, parse
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody, parse
 from deployment.server_objects import (
     adopted_object,
     checkpoint_object,
@@ -51,7 +51,7 @@ def _opened(body: bytes) -> SessionDocument:
 
 class SessionApi:
     def __init__(self, replicas: Replicas, cluster: Cluster, document_limit: int) -> None:
-        """`document_limit`: bytes; what a host store could not hold could not outlive its replica either."""
+        """`document_limit`: bytes of a document that is imported."""
         self._replicas = replicas
         self._cluster = cluster
         self._document_limit = document_limit
@@ -65,8 +65,9 @@ class SessionApi:
         return placement
 
     async def create(self, request: Request) -> Any:
-        key = _key_of(request, parse(SessionBody, await document_of(request, empty=True)))
-        answer = await self._adopted("create_session", Route(str(key)), key)
+        body = parse(NewSessionBody, await document_of(request, empty=True))
+        key = _key_of(request, body)
+        answer = await self._adopted("create_session", Route(str(key)), key, not body.store)
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:

@@ -29,12 +29,14 @@ class AppArgs(BaseModel):
     a mapping. `context` None: the model's. `num_cpus` None: 0.1 a
     replica on a CPU (bookkeeping only), 1 on a GPU. `host_store_bytes` is a node's budget for Host replicas.
     `most_replicas`: there are `replicas` at least, and up to so many while turns run and wait for lanes.
+    `tenant_state_bytes`: what a tenant's sessions may keep in each node's host store (None: no limit).
     `hash_all_weights`: every byte of the weights is hashed at start, so that state of any others is known as such.
     `accept_numeric_path`: state that another library, kernel set or card made is loaded, not prefilled again.
     `accept_new_weights`: append turns go on from a ledger that another model of the same tokenizer made (decision 23).
     `durable`: where sessions outlive the cluster, an absolute path or a URL that every node can reach, `none`, or
     `default`, which is a directory of the head node's user and will not do where replicas are on others; and
-    `durable_bytes`, its budget.
+    `durable_bytes`, its budget. `durable_key_env`: the name of the variable, in the environment of every node's Ray,
+    that holds the keys it is encrypted with: 64 hex digits each, the first one for what is written.
     `staged_bytes`: a replica's memory for sessions that are on their way to it, and `staged_seconds`, how long what
     came may wait there for the rest.
     `own_process`: the engine runs in a process beside its replica's (None: on a GPU it does).
@@ -48,6 +50,10 @@ class AppArgs(BaseModel):
     videos of a request; `media_bytes`, of one of them, and `media_total_bytes`, of all, as files; `media_pixels`: of an
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
+    `api_keys`: a file of the keys that are taken, and of whom they are (`deployment/api_keys.py`); without it every key
+    is a tenant of its own. It must lie wherever an ingress may run, and is read again when it changes.
+    `import_bytes`: of a document that is imported, which its ingress holds in memory; what a host store could not hold
+    is refused all the same.
     `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are logged too.
     `cluster_key_file`: a secret of at least 16 bytes, the same on every node, that signs sessions.
     """
@@ -78,15 +84,18 @@ class AppArgs(BaseModel):
     queue_seconds: float | None = Field(default=None, ge=0)
     tenant_lanes: int | None = Field(default=None, ge=1)
     tenant_queued_tokens: int | None = Field(default=None, ge=1)
+    tenant_state_bytes: int | None = Field(default=None, ge=1)
     preempt_seconds: float | None = Field(default=2.0, ge=0)
     staged_bytes: int = Field(default=4 << 30, ge=0)
     staged_seconds: float = Field(default=60.0, ge=0)
     hash_all_weights: bool = False
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
+    api_keys: Path | None = None
     cluster_key_file: Path | None = None
     durable: str | None = DEFAULT_PLACE
     durable_bytes: int = Field(default=16 << 30, ge=0)
+    durable_key_env: str | None = Field(default=None, min_length=1)
     media_hosts: tuple[str, ...] = ()
     media_items: int = Field(default=_MEDIA.items, ge=0)
     media_bytes: int = Field(default=_MEDIA.item_bytes, ge=0)
@@ -105,6 +114,7 @@ class AppArgs(BaseModel):
     most_replicas: int | None = Field(default=None, ge=1)
     num_cpus: float | None = Field(default=None, ge=0)
     host_store_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    import_bytes: int = Field(default=16 << 30, ge=0)
     log_format: LogFormat = "text"
     log_level: LogLevel = "INFO"
     log_texts: bool = False
@@ -145,10 +155,23 @@ class AppArgs(BaseModel):
             check_host(host)
         return hosts
 
+    @field_validator("api_keys")
+    @classmethod
+    def _absolute(cls, file: Path | None) -> Path | None:
+        if file is not None and not file.is_absolute():
+            raise ValueError("must be an absolute path, since a replica's directory is its own")
+        return file
+
     @model_validator(mode="after")
     def _check_replicas(self) -> AppArgs:
         if self.most_replicas is not None and self.most_replicas < self.replicas:
             raise ValueError(f"most_replicas: {self.most_replicas} is less than replicas, which is {self.replicas}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key(self) -> AppArgs:
+        if self.durable_key_env is not None and self.durable is None:
+            raise ValueError(f"durable_key_env: {self.durable_key_env!r} is given, but durable is none")
         return self
 
     @model_validator(mode="after")
@@ -199,6 +222,7 @@ class AppArgs(BaseModel):
             media_cache_bytes=self.media_cache_bytes,
             durable=None if self.durable == DEFAULT_PLACE else self.durable,
             durable_bytes=self.durable_bytes,
+            durable_key_env=None if self.durable == DEFAULT_PLACE else self.durable_key_env,
             own_process=self.own_process,
             capture=self.capture,
             check_invariants=self.check_invariants,

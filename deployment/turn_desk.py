@@ -147,7 +147,9 @@ class TurnDesk:
                 must_exist=must_exist,
                 anew=request.mode == "history",
                 accept_durable=request.accept_durable,
+                alone=request.store is False,
             )
+            _check_stored(request, session)
             # A session that was taken over just now brings its turn along, which may be this one, asked for again.
             held = self._table.find(request.turn, request.key) or self._table.repeated(request)
             if held is not None and self._is_its_sessions(held):
@@ -238,7 +240,7 @@ class TurnDesk:
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                partial(self._ended, held, choice.sampling.sub, session), turn_log, course, over,
+                partial(self._ended, held, session, choice.sampling.sub, over), turn_log, course, over,
             )
             for choice, course in zip(choices(submit, request.n), courses, strict=True)
         )  # fmt: skip
@@ -248,9 +250,12 @@ class TurnDesk:
         self._table.add(held)
         return held
 
-    def _ended(self, held: HeldTurn, choice: int, session: Session | None, last: TurnEvent) -> None:
-        """One of its choices is over."""
-        self._lines.ended(held, choice, session, last)
+    def _ended(
+        self, held: HeldTurn, session: Session | None, choice: int, over: Finished | None, last: TurnEvent
+    ) -> None:
+        """One of its choices is over. `over`: it was before, elsewhere."""
+        if over is None:
+            self._lines.ended(held, choice, session, last)
         if held.stream.over:
             held.over()
             self._table.ended(held)
@@ -292,6 +297,15 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _check_stored(request: TurnRequest, session: Session) -> None:
+    """Where a session is kept is said when it is made: what lies elsewhere already cannot be taken back."""
+    stored = not session.alone
+    if request.store not in (None, stored):
+        how = "is kept on disk and on a second node, where there are any" if stored else "was made with store: false"
+        message = f"store: {str(request.store).lower()}, but session {session.key.session!r} {how}"
+        raise RequestError(409, "session_kept_otherwise", message, "store")
 
 
 def _engine_id(session: Session | None) -> str | None:

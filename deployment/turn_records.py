@@ -14,7 +14,7 @@ from state.session_record import TurnRecord
 
 _IDENTITY = {
     "turn", "mode", "messages", "key", "must_exist", "tenant", "seed", "idempotency_key", "repeated", "hint",
-    "media", "resumed", "accept_durable", "draws", "note", "follows",
+    "media", "resumed", "accept_durable", "draws", "note", "follows", "store",
 }  # fmt: skip
 """What a record says elsewhere, as messages do of media, or what says only who asked."""
 
@@ -86,12 +86,18 @@ def turn_record(
 
 def followed(record: TurnRecord) -> TurnRecord:
     """What stays of a turn's record when another turn follows. All copies have the records of all turns, and tools that
-    each one's note repeated would soon be most of them."""
+    each one's note repeated would soon be most of them. A session that came in a document may have any note."""
     note = record.request.get("note")
-    if note is None or WHILE_NEWEST not in note:
+    if not isinstance(note, str) or WHILE_NEWEST not in note:
         return record
-    kept = {name: value for name, value in json.loads(note).items() if name != WHILE_NEWEST}
-    return replace(record, request={**record.request, "note": json.dumps(kept, ensure_ascii=False)})
+    try:
+        told = json.loads(note)
+    except (ValueError, RecursionError):
+        return record
+    if not isinstance(told, dict):
+        return record
+    told.pop(WHILE_NEWEST, None)
+    return replace(record, request={**record.request, "note": json.dumps(told)})
 
 
 def turn_object(record: TurnRecord) -> dict[str, Any]:

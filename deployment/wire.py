@@ -76,6 +76,7 @@ class TurnRequest:
     `note`: what its interface wants kept with the turn. `follows`: the turn that must be its session's newest, or
     NOTHING.
     `unattended`: it goes on however long nobody reads it.
+    `store`: False, of a session that is in the memory of one node and nowhere else; True, of one that is not.
     """
 
     turn: str
@@ -123,6 +124,7 @@ class TurnRequest:
     note: str = ""
     follows: str | None = None
     unattended: bool = False
+    store: bool | None = None
 
     @property
     def needs_its_session(self) -> bool:

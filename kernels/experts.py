@@ -6,7 +6,7 @@ Rounding points: as of a dense feed-forward (`kernels/gated_mlp.py`) within an e
 product with its weight are each rounded to x's dtype. The products are returned, [T, k + 1, H] with the shared expert's
 last: their sum is FP32, rounded once, by whoever adds them to the residual (`kernels/norms.py`).
 
-On a card four kernels do it, none of which waits for the host. Columns are sorted by expert: a program an expert finds
+On a card three kernels do it, none of which waits for the host. Columns are sorted by expert: a program an expert finds
 its own among all choices. Then a grid of tiles, at most ROWS columns of one expert each, is sized by the largest number
 of tiles that there could be; a program looks up which expert its tile belongs to, and ends at once where there is no
 such tile. So an expert that nobody chose is not read, and every weight is read once for each tile of its columns. The

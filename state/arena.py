@@ -74,6 +74,10 @@ class Arena:
         """Bytes of the largest free piece: nothing larger fits, header included."""
         return self._extents.largest
 
+    def used_by(self, tenant: str) -> int:
+        """Bytes of a tenant's records and documents, and of what is being written for it."""
+        return sum(extent.span for extent in self._extents.live.values() if extent.label.key.tenant == tenant)
+
     def close(self) -> None:
         self._mapping.close()
 

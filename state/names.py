@@ -16,6 +16,8 @@ SESSIONS = "v1/sessions/"
 SEGMENTS = "v1/segments/"
 TOMBSTONES = "v1/tombstones/"
 LEASES = "v1/leases/"
+ENCRYPTION = "v1/encryption"
+"""Is there where all else is encrypted (`deployment/sealing.py`)."""
 
 LARGEST = 1 << 53
 """No incarnation, counter or sequence is larger."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -107,3 +108,13 @@ def test_every_part_of_the_targets_bench_runs_and_is_right_against_fp64(
     }
     for row in written["rows"]:
         assert row["max_error"] < 0.01, row
+
+
+def test_no_server_of_a_bench_keeps_sessions_in_the_home_directory_of_who_runs_it() -> None:
+    calls = [
+        (file.name, {keyword.arg for keyword in call.keywords})
+        for file in sorted(BENCH.glob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "AppArgs"
+    ]
+    assert len(calls) > 2 and not [name for name, said in calls if "durable" not in said]

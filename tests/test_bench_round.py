@@ -163,7 +163,9 @@ def test_another_model_is_written_beside_what_is_there_and_the_same_one_in_its_p
     written = json.loads(output.read_text())
     assert [row["model"] for row in written["bytes_per_lane"]] == ["dense"] * 2 + ["mixture"] * 2
     assert [row["model"] for row in written["plain"]] == ["dense"] * 2 + ["mixture"] * 2
-    assert [row["model"] for row in written["runs"]] == ["dense", "mixture"]
+    assert [(row["model"], row["command"]) for row in written["runs"]] == [
+        (model, f"python -m bench.round --model {model} --only lanes plain") for model in ("dense", "mixture")
+    ], "where the file was is nobody's business"
     monkeypatch.setattr(command, "card", lambda: {"card": "another"})
     with pytest.raises(ValueError, match="card is none, must be another to be continued"):
         command.main()

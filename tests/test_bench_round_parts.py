@@ -17,7 +17,7 @@ from tests.test_bench_round import TINY, TINY_DFLASH, TINY_DRAFT, TINY_MOE
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_models, "DEVICE", "cpu")
-    sizes = {"DEVICE": torch.device("cpu"), "BATCHES": (1, 2), "CONTEXTS": (70, 130, 1000), "PROFILED": ((2, 70),)}
+    sizes = {"DEVICE": torch.device("cpu"), "BATCHES": (1, 2), "PROFILED": ((2, 70),)}
     for name, value in (sizes | {"ROUNDS": 4, "WARM": 1}).items():
         monkeypatch.setattr(round_parts, name, value)
 
@@ -37,7 +37,7 @@ def test_each_batch_and_context_that_fits_has_a_row_with_its_parts(models, monke
         return commit(self, done, kept)
 
     monkeypatch.setattr(round_parts.Executor, "commit", watched)
-    rows = list(rounds("tiny", *models, drafts=7, tbps=1.0))
+    rows = list(rounds("tiny", *models, drafts=7, tbps=1.0, contexts=(70, 130, 1000)))
     assert [(row["B"], row["context"], row["temperature"]) for row in rows] == [
         (2, 70, 0.0),
         *((batch, context, 0.7) for batch in (1, 2) for context in (70, 130)),
@@ -65,7 +65,6 @@ def test_the_floor_is_weights_once_heads_twice_and_the_state_of_every_lane(model
 def test_the_floor_of_a_mixture_counts_the_experts_that_its_layers_chose(monkeypatch):
     """Also pages of the drafter's full layer, which a lane has as many of as of the target's."""
     monkeypatch.setattr(round_parts, "PROFILED", ())
-    monkeypatch.setattr(round_parts, "CONTEXTS", (70, 1000))
     target, drafter = round_models.random_models(TINY_MOE, TINY_DFLASH)
     chosen: list[round_mixture.Chosen] = []
     floor = round_parts.floor_bytes
@@ -75,7 +74,7 @@ def test_the_floor_of_a_mixture_counts_the_experts_that_its_layers_chose(monkeyp
         return floor(*args)
 
     monkeypatch.setattr(round_parts, "floor_bytes", watched)
-    alone, both = rounds("tiny", target, drafter, drafts=7, tbps=1.0)
+    alone, both = rounds("tiny", target, drafter, drafts=7, tbps=1.0, contexts=(70, 1000))
     assert 2 <= alone["experts"] < both["experts"] <= 16
     counts = chosen[0].counts
     assert len(counts) == 4 * round_parts.COUNTED and all(2 <= count <= 16 for count in counts)

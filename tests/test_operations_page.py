@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from deployment.app import leaving_seconds
 from deployment.cli import app
+from deployment.replica import STUCK_END_SECONDS
 from deployment.settings import AppArgs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ def test_every_setting_that_it_names_is_one():
     names = set(re.findall(r"`([a-z]+(?:_[a-z]+)+|lanes|images|pages|durable)`", PAGE))
     of_serve = {"route_prefix", "runtime_env"}
     assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
+    assert f"ends itself {STUCK_END_SECONDS:g} s later" in PAGE
     assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
 
 

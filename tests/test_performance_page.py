@@ -50,12 +50,12 @@ def results(name: str, table: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "bench/results" / name).read_text())[table]
 
 
-def rounds_27b() -> list[dict[str, Any]]:
-    return [row for row in results("round.h200.json", "rounds") if row["model"] == "27B"]
+def rounds_of(model: str) -> list[dict[str, Any]]:
+    return [row for row in results("round.h200.json", "rounds") if row["model"] == model]
 
 
 def test_rounds_and_their_parts_are_those_of_the_results_file() -> None:
-    drawn = {(row["B"], row["context"]): row for row in rounds_27b() if row["temperature"]}
+    drawn = {(row["B"], row["context"]): row for row in rounds_of("27B") if row["temperature"]}
     rounds, parts, _ = tables("A round of 27B on one H200")
     contexts = sorted({context for _, context in drawn})
     for lanes, *cells in rounds:
@@ -63,7 +63,7 @@ def test_rounds_and_their_parts_are_those_of_the_results_file() -> None:
             row = drawn.pop((int(lanes), context), None)
             assert cell == (f"{row['round_ms']:.1f} ({row['floor_ms']:.1f})" if row else "-")
     assert not drawn
-    found = {(row["B"], row["context"], row["temperature"]): row for row in rounds_27b()}
+    found = {(row["B"], row["context"], row["temperature"]): row for row in rounds_of("27B")}
     for lanes, context, *cells in parts:
         row = found[int(lanes), int(context.replace(",", "")), 0.7]
         assert cells == [f"{ms:.2f}" for ms in row["parts"].values()]
@@ -79,22 +79,15 @@ def test_starts_are_those_of_the_results_file() -> None:
     assert not by_cache
 
 
-def test_every_row_of_the_tables_of_a_mixture_is_in_a_results_file() -> None:
-    """Rounds, and then the mixture's own kernels."""
-    page = (ROOT / "docs/performance.md").read_text().split("## A mixture on one H200")[1].split("\n## ")[0]
-    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    rounds = [line for line in lines if len(line) == 12 and line[0].isdigit()]
-    kernels = [line for line in lines if line[0].startswith("mixture_")]
-    assert rounds and kernels
-    results = json.loads((ROOT / "bench/results/round.h200.json").read_text())["rounds"]
-    found = [row for row in results if row["model"] == "35B-A3B" and row["temperature"] > 0]
-    measured_rounds = {(row["K"], row["B"], row["context"]): row for row in found}
-    for drafts, lanes, context, *cells in rounds:
-        row = measured_rounds[int(drafts), int(lanes), int(context.replace(",", ""))]
-        parts = [row["parts"][name] for name in ("append", "propose", "verify", "accept", "commit", "host")]
-        assert cells == [f"{row['experts']:.0f}", *(f"{ms:.2f}" for ms in (row["round_ms"], row["floor_ms"], *parts))]
-    of_kernels = json.loads((ROOT / "bench/results/moe_kernels.h200.json").read_text())["rows"]
-    known = {(row["op"], row["B"], row["Q"]): row for row in of_kernels}
+def test_a_mixtures_rounds_and_kernels_are_those_of_the_results_files() -> None:
+    rounds, kernels = tables("A mixture on one H200")
+    drawn = {(row["K"], row["B"], row["context"]): row for row in rounds_of("35B-A3B") if row["temperature"]}
+    for drafts, lanes, context, experts, *cells in rounds:
+        row = drawn[int(drafts), int(lanes), int(context.replace(",", ""))]
+        assert experts == f"{row['experts']:.0f}"
+        assert cells == [f"{ms:.2f}" for ms in (row["round_ms"], row["floor_ms"], *row["parts"].values())]
+    known = {(row["op"], row["B"], row["Q"]): row for row in results("moe_kernels.h200.json", "rows")}
     for op, lanes, columns, *cells in kernels:
-        row = known[op, int(lanes), int(columns.replace(",", ""))]
+        row = known.pop((op, int(lanes), int(columns.replace(",", ""))))
         assert cells == [microseconds(row[time]) for time in ("ms", "floor_ms", "peer_ms")]
+    assert not known

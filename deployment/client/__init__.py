@@ -11,6 +11,7 @@ from deployment.client.errors import (
     Overloaded,
     Refusal,
     ServerFault,
+    Unauthorized,
     Unavailable,
     UnexpectedAnswer,
     Unreachable,
@@ -33,5 +34,5 @@ from deployment.client.synchronous import Client
 __all__ = [
     "Answer", "AnswerEvent", "AsyncClient", "Began", "Called", "Choice", "Client", "ClientError", "Conflict",
     "Contradiction", "Ended", "Gone", "Interrupted", "InvalidRequest", "NotFound", "Overloaded", "Refusal", "Resume",
-    "Resumed", "ServerFault", "Text", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
+    "Resumed", "ServerFault", "Text", "Unauthorized", "Unavailable", "UnexpectedAnswer", "Unreachable", "Usage",
 ]  # fmt: skip

@@ -80,9 +80,13 @@ def turn(
 
 def visible(name: str, value: str) -> str:
     """What goes into a header. ValueError."""
-    if not value or not all("!" <= character <= "~" for character in value):
+    if not is_visible(value):
         raise ValueError(f"{name}: has visible ASCII characters and at least one, got {value[:80]!r}")
     return value
+
+
+def is_visible(value: str) -> bool:
+    return value != "" and all("!" <= character <= "~" for character in value)
 
 
 # ------------------------------------------------------------------------------------------------ sessions and server

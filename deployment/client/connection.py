@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import httpx
 
-from deployment.client.calls import visible
+from deployment.client.calls import is_visible
 
 SILENT_SECONDS = 45.0
 """A stream that sends nothing for so long is dead: the server sends a comment every 5 seconds."""
@@ -15,6 +16,8 @@ CALL_SECONDS = 300.0
 """For what is no stream: a large session takes a while to move or to export."""
 
 CONNECT_SECONDS = 10.0
+
+API_KEY_VARIABLE = "DFLASH_API_KEY"
 
 STREAM_TIMEOUT = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
 CALL_TIMEOUT = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
@@ -29,11 +32,15 @@ class Server:
 
     @classmethod
     def of(cls, url: str, api_key: str | None) -> Server:
+        """Without an `api_key` the environment's DFLASH_API_KEY is sent, if there is one."""
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
             raise ValueError(f"url: {url!r} is none: {error}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"url: must be http://HOST:PORT or https://HOST, got {url!r}")
-        headers = {} if api_key is None else {"authorization": f"Bearer {visible('api_key', api_key)}"}
+        key = (os.environ.get(API_KEY_VARIABLE) or None) if api_key is None else api_key
+        if key is not None and not is_visible(key):
+            raise ValueError("api_key: has visible ASCII characters and at least one")  # and is not to be shown
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return cls(url.rstrip("/").removesuffix("/v1"), headers)

@@ -38,6 +38,10 @@ class InvalidRequest(Refusal):
     """400, 413, 422: the same request will never be taken."""
 
 
+class Unauthorized(Refusal):
+    """401: the server does not know the API key, or needs one."""
+
+
 class NotFound(Refusal):
     """404: there is no such session, turn, model or replica."""
 
@@ -63,8 +67,8 @@ class ServerFault(Refusal):
 
 
 _KIND_OF_STATUS: dict[int, type[Refusal]] = {
-    400: InvalidRequest, 413: InvalidRequest, 422: InvalidRequest, 404: NotFound, 409: Conflict, 410: Gone,
-    429: Overloaded, 503: Unavailable,
+    400: InvalidRequest, 401: Unauthorized, 404: NotFound, 409: Conflict, 410: Gone, 413: InvalidRequest,
+    422: InvalidRequest, 429: Overloaded, 503: Unavailable,
 }  # fmt: skip
 
 _STATUS_OF_TYPE = {"invalid_request_error": 400, "conflict_error": 409, "rate_limit_error": 429,

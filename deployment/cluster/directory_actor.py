@@ -16,6 +16,7 @@ from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.durable_place import default_place
+from deployment.durable_store import open_place
 from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.ownership.directory import Directory
 from deployment.ownership.messages import (
@@ -23,26 +24,24 @@ from deployment.ownership.messages import (
     CopiesLost,
     Drain,
     Ends,
-    Found,
     FromOwner,
     Grant,
     Held,
     Join,
-    Joined,
+    Known,
     Lost,
     Moved,
     Offer,
     Placed,
-    Silent,
     Taken,
     Wait,
 )
 from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, Order, SessionKey
 from deployment.settings import DEFAULT_PLACE
-from deployment.stores import open_store
 from state.durable import DurableTier
 from state.errors import StateError
+from state.sweep import Swept
 
 WATCH_SECONDS = 0.5
 """How often nodes and silent replicas are looked after."""
@@ -82,12 +81,13 @@ class Replica:
 class DirectoryActor:
     """See `Directory`. Replicas get what it has to say as answers to their renewals."""
 
-    def __init__(self, app: str, durable: str | None, logs: LogOptions) -> None:
+    def __init__(self, app: str, durable: str | None, key_env: str | None, logs: LogOptions) -> None:
         """`durable`: the place of the durable tier, whose ids are known from its first scan on; the default one is this
-        node's."""
+        node's. `key_env`: see `open_place`."""
         log_to_stderr(logs.form, logs.level)
         self._app = app
         self._durable = default_place(app) if durable == DEFAULT_PLACE else durable
+        self._key_env = key_env
         self._resumed: tuple[int, str] | None = None
         self._scanned = asyncio.Event()
         self._directory = Directory(Registry(GcsValues(), versioned(app)), time.time(), time.monotonic())
@@ -134,21 +134,12 @@ class DirectoryActor:
         self._reconcile()
         return answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
-        """True: what an owner says was heard."""
+    async def tell(self, messages: Sequence[FromOwner]) -> list[Known | Moved]:
+        """What an owner says is heard, and what it must hear of that is the answer."""
         now = time.monotonic()
-        for message in messages:
-            match message:
-                case Held():
-                    self._directory.hold(message)
-                case Silent():
-                    self._directory.silence(message, now)
-                case Found():
-                    self._directory.found(message, now)
-                case Joined():
-                    self._directory.joined(message, now)
+        answers = [self._directory.told(message, now) for message in messages]
         self._reconcile()
-        return True
+        return [answer for answer in answers if answer is not None]
 
     async def relay(self, replica: str, message: Offer | Moved) -> None:
         """One replica's word to another one, which may be beyond Serve's reach because it is about to go."""
@@ -213,7 +204,7 @@ class DirectoryActor:
         ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
         while ids is None:
             try:
-                ids = await asyncio.to_thread(_durable_sessions, str(self._durable))
+                ids = await asyncio.to_thread(_durable_sessions, str(self._durable), self._key_env)
             except StateError as error:
                 log.warning("the durable tier cannot be read, and is tried again: %s", error)
                 await asyncio.sleep(SCAN_SECONDS)
@@ -226,7 +217,7 @@ class DirectoryActor:
         while self._durable is not None:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                swept = await asyncio.to_thread(_tier(self._durable).sweep)
+                swept = await asyncio.to_thread(_sweep, self._durable, self._key_env)
                 log.info("the durable tier was swept: %s", swept)
             except StateError as error:
                 log.warning("the durable tier could not be swept: %s", error)
@@ -285,10 +276,14 @@ class DirectoryActor:
             pass
 
 
-def _durable_sessions(place: str) -> list[tuple[SessionKey, Order]]:
-    return [(publication.key, publication.order) for publication in _tier(place).sessions()]
+def _durable_sessions(place: str, key_env: str | None) -> list[tuple[SessionKey, Order]]:
+    return [(publication.key, publication.order) for publication in _tier(place, key_env).sessions()]
 
 
-def _tier(place: str) -> DurableTier:
+def _sweep(place: str, key_env: str | None) -> Swept:
+    return _tier(place, key_env).sweep()
+
+
+def _tier(place: str, key_env: str | None) -> DurableTier:
     """For reading names and sweeping: nothing is published with it."""
-    return DurableTier(open_store(place), 0, lambda document: None)
+    return DurableTier(open_place(place, key_env), 0, lambda document: None)

@@ -59,6 +59,9 @@ class HostStoreActor:
     async def index(self) -> tuple[Any, ...]:
         return self._store.index()
 
+    async def used_by(self, tenant: str) -> int:
+        return self._arena.used_by(tenant)
+
     async def room(self) -> Room:
         return Room(self._arena.size, self._arena.used)
 

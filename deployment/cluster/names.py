@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from deployment.ownership.registry import Registry
 
-PROTOCOL = 4
+PROTOCOL = 5
 NAMESPACE = "dflash-serve"
 END_SECONDS = 5.0
 

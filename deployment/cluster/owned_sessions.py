@@ -28,6 +28,7 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Join,
+    Known,
     Lost,
     Moved,
     NoRoom,
@@ -49,7 +50,7 @@ TICK_SECONDS = 0.25
 TAKE_SECONDS = 30.0
 """How long a session's takeover may take before whoever asked is told to ask again."""
 
-FromOthers = Grant | Join | CopiesLost | Offer | Moved | Drain
+FromOthers = Grant | Join | CopiesLost | Offer | Moved | Known | Drain
 """What comes with the answer to a renewal."""
 
 log = logging.getLogger("ray.serve")
@@ -62,7 +63,7 @@ class Transport(Protocol):
 
     async def claim(self, claim: Claim) -> FromDirectory | None: ...
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+    async def tell(self, messages: Sequence[FromOwner]) -> Sequence[Known | Moved] | None:
         """Whether the directory has heard it."""
         ...
 
@@ -175,6 +176,11 @@ class OwnedSessions:
         owned = self._owned.get(key)
         return owned.owner.grant.members if owned is not None and owned.owner.grant is not None else ()
 
+    def alone(self, key: SessionKey) -> bool:
+        """Whether it is to be in one store, and nowhere else."""
+        owned = self._owned.get(key)
+        return owned is not None and owned.owner.grant is not None and owned.owner.grant.alone
+
     async def take(
         self,
         key: SessionKey,
@@ -183,6 +189,7 @@ class OwnedSessions:
         offered_by: str | None = None,
         anew: bool = False,
         holds: Epoch | None = None,
+        alone: bool = False,
     ) -> Opened:
         """Makes this replica the owner; the rest as in `Claim`. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
@@ -192,7 +199,7 @@ class OwnedSessions:
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
-                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds)
+                claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds, alone)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)
@@ -373,9 +380,12 @@ class OwnedSessions:
         # Until it has heard it: nobody says again that a session was deleted, once this replica has forgotten it.
         while self._to_directory:
             told = dict(self._to_directory)
-            if not await self._transport.tell(list(told.values())):
+            answers = await self._transport.tell(list(told.values()))
+            if answers is None:
                 await asyncio.sleep(TICK_SECONDS)
                 continue
+            for answer in answers:
+                self._directed(answer)
             for about, message in told.items():
                 if self._to_directory[about] is message:
                     del self._to_directory[about]
@@ -416,6 +426,8 @@ class OwnedSessions:
                 self._dispatch(owned, owned.owner.copies_lost(message))
             case Moved():
                 self._dispatch(owned, owned.owner.moved(message))
+            case Known():
+                self._dispatch(owned, owned.owner.known(message, now))
 
     async def _tick(self) -> None:
         while True:

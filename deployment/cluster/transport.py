@@ -26,6 +26,7 @@ from deployment.ownership.messages import (
     Grant,
     Held,
     Image,
+    Known,
     Moved,
     Offer,
     Placed,
@@ -46,7 +47,9 @@ log = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 
-def start_directory(app: str, durable: str | None = None, logs: LogOptions | None = None) -> Any:
+def start_directory(
+    app: str, durable: str | None = None, key_env: str | None = None, logs: LogOptions | None = None
+) -> Any:
     """The application's directory: the one that is there, or a new one on the head node. See `DirectoryActor`."""
     return DirectoryActor.options(  # pyright: ignore[reportAttributeAccessIssue]
         name=directory_name(app),
@@ -54,7 +57,7 @@ def start_directory(app: str, durable: str | None = None, logs: LogOptions | Non
         lifetime="detached",
         get_if_exists=True,
         resources={HEAD: 0.001},
-    ).remote(app, durable, logs or LogOptions())
+    ).remote(app, durable, key_env, logs or LogOptions())
 
 
 def start_host_store(app: str, size: int, directory: Path = SHARED_MEMORY, logs: LogOptions | None = None) -> Any:
@@ -79,11 +82,13 @@ def on_head() -> bool:
 class Cluster:
     """What every process may ask: where sessions are, and what stores hold of them."""
 
-    def __init__(self, app: str, durable: str | None = None, logs: LogOptions | None = None) -> None:
-        """`durable`, `logs`: of the directory, if it is to be started."""
+    def __init__(
+        self, app: str, durable: str | None = None, key_env: str | None = None, logs: LogOptions | None = None
+    ) -> None:
+        """`durable`, `key_env`, `logs`: of the directory, if it is to be started."""
         self._app = app
         self.node: str = ray.get_runtime_context().get_node_id()
-        self.directory = start_directory(app, durable, logs)
+        self.directory = start_directory(app, durable, key_env, logs)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         """Raises `RayError` and TimeoutError while the directory is being started again."""
@@ -111,6 +116,14 @@ class Cluster:
     async def is_stopping(self, replica: str) -> bool:
         """Whether Serve is known to be ending a replica."""
         return bool(await self.answered(self.directory.is_stopping.remote(replica), "question for a replica's state"))
+
+    async def used_by(self, tenant: str) -> int | None:
+        """Bytes that a tenant's sessions keep in this node's store; None if it does not answer."""
+        try:
+            store = await asyncio.to_thread(named_actor, store_name(self._app, self.node))
+        except ValueError:
+            return None
+        return await self.answered(store.used_by.remote(tenant), "question for a tenant's bytes")
 
     async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
         """What a store holds of a session, oldest first; nothing if it does not answer."""
@@ -159,8 +172,8 @@ class RayTransport:
     async def claim(self, claim: Claim) -> FromDirectory | None:
         return await self._cluster.answered(self._directory.claim.remote(claim), f"claim of {claim.key}")
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
-        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory") or False
+    async def tell(self, messages: Sequence[FromOwner]) -> Sequence[Known | Moved] | None:
+        return await self._cluster.answered(self._directory.tell.remote(messages), "word to the directory")
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         try:

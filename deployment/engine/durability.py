@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
+from deployment.durable_store import open_place
 from deployment.engine.durable_sessions import DurableSessions, Outcome
 from deployment.engine.messages import Event, Stored
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 from state.background import BackgroundWriter
-from state.byte_store import ByteStore, DirectoryStore
 from state.document import open_document
 from state.durable import DurableTier, Published
 from state.errors import StateError
@@ -28,18 +27,9 @@ CLOSE_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 
-def open_tier(place: str, budget: int) -> DurableTier:
-    """The tier in an absolute path or under a URL, `budget` bytes of it. Raises StateError naming what is wrong."""
-    return DurableTier(_open_store(place), budget, open_document)
-
-
-def _open_store(place: str) -> ByteStore:
-    if place.startswith("/"):
-        return DirectoryStore(Path(place))
-    # Only URLs need the storage library, which a bare GPU machine may not have.
-    from deployment.stores import open_store
-
-    return open_store(place)
+def open_tier(place: str, budget: int, key_env: str | None = None) -> DurableTier:
+    """The tier in a place (see `open_place`), `budget` bytes of it. Raises StateError naming what is wrong."""
+    return DurableTier(open_place(place, key_env), budget, open_document)
 
 
 class Durability:
@@ -53,7 +43,7 @@ class Durability:
         if options.durable is None:
             return
         try:
-            tier = open_tier(options.durable, options.durable_bytes)
+            tier = open_tier(options.durable, options.durable_bytes, options.durable_key_env)
         except StateError as error:
             raise ModelError(f"durable: {error}") from None
         self._writer = BackgroundWriter(PLACES)

@@ -164,8 +164,7 @@ class StateExchange:
         loaded = self._load(document, command) if self._loadable(mismatch) else []
         if command.migration is not None:
             self._staged.imported(command.migration)
-        tenant = command.tenant if document.signed else None
-        self._sessions.replace(command.session, loaded, command.origin, tenant)
+        self._sessions.replace(command.session, loaded, command.origin, command.tenant, shared=document.signed)
         if loaded and record.ledger:
             self._sessions.commit(command.session, record.ledger, media=record.media)
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.session))
@@ -193,7 +192,8 @@ class StateExchange:
         except BaseException:
             self._release(forked)
             raise
-        self._sessions.replace(command.child, forked, "device", self._sessions.tenant(command.session))
+        tenant, shared = self._sessions.tenant(command.session), not self._sessions.is_private(command.session)
+        self._sessions.replace(command.child, forked, "device", tenant, shared=shared)
         frontiers = tuple(c.frontier for c in self._sessions.checkpoints(command.child))
         return Imported(command.call, command.child, frontiers)
 

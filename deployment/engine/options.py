@@ -50,7 +50,8 @@ class EngineOptions:
     `cluster_key_file`: a secret that signs exported sessions, and tells those of this cluster from others (None: no
     session is known as such).
     `durable`: where sessions become durable, an absolute path or a URL (None: nowhere), and `durable_bytes`, how much
-    all who use that place may keep there.
+    all who use that place may keep there. `durable_key_env`: the variable of the environment that holds the keys it is
+    encrypted with (None: it is not).
     `own_process`: the engine runs in a process of its own (None: on a card it does, on a CPU it is a thread).
     `capture`: when a card's rounds are captured as graphs: all that are to be expected before the engine is ready, each
     when it first comes, or never.
@@ -90,6 +91,7 @@ class EngineOptions:
     cluster_key_file: Path | None = None
     durable: str | None = None
     durable_bytes: int = 16 << 30
+    durable_key_env: str | None = None
     own_process: bool | None = None
     capture: Capture = "start"
     check_invariants: bool = False
@@ -101,6 +103,8 @@ class EngineOptions:
         check_steps(self.draft_tokens_by_lanes)
         if self.durable is not None and not (self.durable.startswith("/") or "://" in self.durable):
             raise ValueError(f"durable is {self.durable!r}, must be an absolute path or a URL")
+        if self.durable_key_env is not None and self.durable is None:
+            raise ValueError(f"durable_key_env is {self.durable_key_env!r}, but durable names no place to be encrypted")
         if self.durable_bytes < 0:
             raise ValueError(f"durable_bytes is {self.durable_bytes}, must not be negative")
         for name in ("queue_turns", "tenant_lanes", "tenant_queued_tokens"):

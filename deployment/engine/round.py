@@ -154,7 +154,7 @@ class Executor:
 
     def _rehearse_slices(self) -> None:
         """Slices without a token, the longest first."""
-        most = self._slice(min(SLICES[-1], self._models.context))
+        most = self._shapes.slice(min(SLICES[-1], self._models.context))
         for width in (width for width in reversed(SLICES) if most is not None and width <= most):
             self._buffers.prompt.send(self._memory.images.dead, self._lanes, 0, (), width)
             self._prefill(width)
@@ -167,7 +167,7 @@ class Executor:
         what the lane asked to know of its prompt and does not know yet: tokens [scored, end], as far as they are."""
         start, told = lane.frontier, ()
         needs_hidden = lane.submit.sampling.prompt_logprobs is not None
-        width = None if lane.spans or needs_hidden else self._slice(end - start)
+        width = None if lane.spans or needs_hidden else self._shapes.slice(end - start)
         lane.memory.unsettle_image()
         lane.memory.context_frontier = UNSETTLED
         if width is not None:
@@ -182,10 +182,6 @@ class Executor:
         lane.memory.context_frontier = end
         lane.memory.settle(end)
         return told
-
-    def _slice(self, tokens: int) -> int | None:
-        """Columns of a slice that can be captured; a mixture of experts asks the device which of them it needs."""
-        return self._shapes.slice(tokens) if self._models.target.config.moe is None else None
 
     def _prefill(self, width: int) -> None:
         self._runs(("prefill", width), partial(self._segments.prefill, width))

@@ -6,13 +6,14 @@ checkpoint that is an exact prefix, whoever holds it. Only state that came from 
 alone, and so is what was computed from it.
 
 When memory is short, the checkpoint goes that spares the least prefill for what it gives back, the longest unused first
-among equals, explicit ones after the others; its copies in other tiers are not touched. A turn that was preempted
-*parks* one checkpoint here; it goes after all others, since its turn will surely need it.
+among equals, explicit ones after the others; its copies in other tiers are not touched. It is one of a tenant's that
+holds more than its share (`state/fair_share.py`) if any of those may go; else another's, since what runs must go on. A
+turn that was preempted *parks* one checkpoint here; it goes after all others, since its turn will surely need it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,6 +21,7 @@ from typing import TypeVar
 from deployment.engine.messages import Hit
 from state.checkpoint import Checkpoint
 from state.errors import CapacityError, StateError
+from state.fair_share import first_to_go
 from state.media import Placed, begun, page_keys
 from state.memory import StateMemory
 from state.prefix_tree import PrefixTree
@@ -33,12 +35,14 @@ _TENANT = "tenant"
 
 @dataclass(eq=False)
 class _Holder:
-    """`name`: the session, or None for a tap. `root`: where its checkpoints are found. `checkpoints`, oldest first.
+    """`name`: the session, or None for a tap. `root`: where its checkpoints are found. `tenant`: whose they are, found
+    by its other sessions or not. `checkpoints`, oldest first.
     `origin`: where they came from, until a turn has gone on from them. `ledger`: what the session has committed, of
     which the last tokens may have no checkpoint; `media`: what stands in it. `used`: when, as a count of uses."""
 
     name: str | None
     root: _Root
+    tenant: str
     checkpoints: list[Checkpoint] = field(default_factory=list)
     origin: Hit = "device"
     ledger: tuple[int, ...] = ()
@@ -120,14 +124,15 @@ class SessionTable:
                 return checkpoint.frontier
         return 0
 
-    def tenant(self, session: str) -> str | None:
-        """Under which tenant others find the session's checkpoints; None if nobody else does."""
+    def tenant(self, session: str) -> str:
+        """Whose the session is; of one that is unknown, nobody's."""
         held = self._sessions.get(session)
-        return held.root[1] if held is not None and held.root[0] == _TENANT else None
+        return held.tenant if held is not None else ""
 
     def is_private(self, session: str) -> bool:
         """Whether the session's state came from outside, so that nothing of it may be shared."""
-        return session in self._sessions and self.tenant(session) is None
+        held = self._sessions.get(session)
+        return held is not None and held.root[0] != _TENANT
 
     # ------------------------------------------------------------------------------------------------ keeping
 
@@ -148,19 +153,22 @@ class SessionTable:
 
     def add_tap(self, checkpoint: Checkpoint, tenant: str) -> None:
         """Keeps a checkpoint for all turns of a tenant."""
-        self._hold(_Holder(None, _tenant(tenant)), checkpoint)
+        self._hold(_Holder(None, _tenant(tenant), tenant), checkpoint)
 
     def commit(self, session: str, ledger: Sequence[int], tenant: str = "", media: Placed = ()) -> None:
         """Notes what a session has committed, whether there is a checkpoint at its end or not."""
         held = self._session(session, tenant)
         held.ledger, held.media = tuple(ledger), media
 
-    def replace(self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit, tenant: str | None = None) -> None:
-        """Gives a session exactly these checkpoints, oldest first. Other sessions of `tenant` find them too; None, for
-        state that nobody vouches for: they are found by this session alone, and so is all that it computes later."""
+    def replace(
+        self, session: str, checkpoints: Sequence[Checkpoint], origin: Hit, tenant: str, *, shared: bool
+    ) -> None:
+        """Gives a session of `tenant` exactly these checkpoints, oldest first. Other sessions of the tenant find them
+        too if they are `shared`; state that nobody vouches for is not: it is found by this session alone, and so is all
+        that it computes later."""
         self.drop(session)
-        root = ("session", session) if tenant is None else _tenant(tenant)
-        held = self._sessions[session] = _Holder(session, root, origin=origin)
+        root = _tenant(tenant) if shared else ("session", session)
+        held = self._sessions[session] = _Holder(session, root, tenant, origin=origin)
         for checkpoint in checkpoints:
             self._hold(held, checkpoint)
         deepest = max(checkpoints, key=lambda c: c.frontier, default=None)
@@ -245,13 +253,24 @@ class SessionTable:
         """Releases what is worth least; without any such, what a turn has parked. False if there is neither."""
         candidates = self._candidates(keep, source)
         if candidates:
-            rank = {c: (c.kind == "explicit", self._worth(c, pool), self._holders[c].used) for c in candidates}
-            self._evict(min(candidates, key=rank.__getitem__))
+            first = first_to_go(self._used(pool))
+            over = [c for c in candidates if self._holders[c].tenant in first] or candidates
+            rank = {c: (c.kind == "explicit", self._worth(c, pool), self._holders[c].used) for c in over}
+            self._evict(min(over, key=rank.__getitem__))
             return True
         parked = next((name for name in self._parked if name != turn), None)
         if parked is not None:
             self.unpark(parked)
         return parked is not None
+
+    def _used(self, pool: str) -> dict[str, int]:
+        """Images or pages that each tenant's checkpoints hold; a page that several share counts once."""
+        if pool == self._memory.images.name:
+            return Counter(held.tenant for held in self._holders.values())
+        pages: defaultdict[str, set[int]] = defaultdict(set)
+        for checkpoint, held in self._holders.items():
+            pages[held.tenant].update(self._pages(checkpoint, pool))
+        return {tenant: len(held) for tenant, held in pages.items()}
 
     def _candidates(self, keep: str | None, source: Checkpoint | None) -> list[Checkpoint]:
         return [c for c, held in self._holders.items() if c is not source and (keep is None or held.name != keep)]
@@ -307,7 +326,7 @@ class SessionTable:
     def _session(self, session: str, tenant: str) -> _Holder:
         held = self._sessions.get(session)
         if held is None:
-            held = self._sessions[session] = _Holder(session, _tenant(tenant))
+            held = self._sessions[session] = _Holder(session, _tenant(tenant), tenant)
         self._use(held)
         return held
 

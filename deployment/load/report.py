@@ -64,7 +64,7 @@ def report(seen: Sequence[TurnSeen], seconds: float) -> Report:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The smallest of these values that so large a part of them does not exceed."""
+    """The first of these values that has so large a part of them before it, or the last one."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 

@@ -97,23 +97,24 @@ class ResponsesApi:
         self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, name: str
     ) -> Response:
         past = list(before.past) if before is not None else []
-        goes_on = before is not None and name == before.name
-        if before is not None and before.shows_media:
-            if not body.store:
-                raise invalid(f"store: must be true, since {_IN_ITS_SESSION}", "store")
-            if not goes_on:
-                await self._fork(before, SessionKey(asking.tenant, name))
-                goes_on = True
+        key = SessionKey(asking.tenant, name)
+        forks = before is not None and before.shows_media and name != before.name
+        goes_on = before is not None and (name == before.name or forks)
+        if before is not None and before.shows_media and not body.store:
+            raise invalid(f"store: must be true, since {_IN_ITS_SESSION}", "store")
         if body.store:
-            asking = replace(asking, key=SessionKey(asking.tenant, name), must_exist=goes_on, hint=None)
+            asking = replace(asking, key=key, must_exist=goes_on, hint=None)
         facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
         turn = replace(
             turn_request(parse(TurnBody, body.chat(past)), "history", asking),
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
             follows=(before.turn if before is not None and goes_on else NOTHING) if body.store else None,
             unattended=body.background,
+            store=None if body.store else False,
         )
         turn = await self._turns.seen(turn, size, body.media_places, kept_or_chat_part)
+        if before is not None and forks:
+            await self._fork(before, key)
         events = self._turns.events(turn, body.stream)
         opened = await begun(events)
         shown = ResponseFormat(opened, facts)

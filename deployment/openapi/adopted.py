@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployment.openapi.answers import Cached, Reasoned
+
 _EXACT = ConfigDict(extra="forbid")
 
 
@@ -90,25 +92,13 @@ OutputItem = Annotated[OutputReasoning | ToldMessage | OutputCall, Field(discrim
 InputItem = Annotated[OutputReasoning | ToldMessage | OutputCall | CallResult, Field(discriminator="type")]
 
 
-class CachedInput(BaseModel):
-    model_config = _EXACT
-
-    cached_tokens: int
-
-
-class ReasoningOutput(BaseModel):
-    model_config = _EXACT
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(BaseModel):
     model_config = _EXACT
 
     input_tokens: int
-    input_tokens_details: CachedInput
+    input_tokens_details: Cached
     output_tokens: int
-    output_tokens_details: ReasoningOutput
+    output_tokens_details: Reasoned
     total_tokens: int
 
 

@@ -266,7 +266,8 @@ class Copy(BaseModel):
 
 
 class Session(BaseModel):
-    """`replica`: its owner. `copies`: where its log lies."""
+    """`replica`: its owner. `store`: whether it is kept elsewhere than in one node's memory. `copies`: where its log
+    lies."""
 
     model_config = _EXACT
 
@@ -274,6 +275,7 @@ class Session(BaseModel):
     object: Literal["session"]
     replica: str | None
     epoch: str
+    store: bool
     copies: list[Copy]
 
 

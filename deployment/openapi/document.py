@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from deployment.authentication import OPEN
 from deployment.openapi.operations import OPERATIONS, Operation, Parameter
 
 Schema = dict[str, Any]
@@ -97,7 +98,7 @@ def _described(method: str, path: str, operation: Operation, models: _Models) ->
             "200": {"description": "The answer.", "content": _answer(operation, models)},
             **{
                 str(status): {"$ref": f"#/components/responses/{operation.error.__name__}"}
-                for status in operation.refuses
+                for status in sorted({*operation.refuses, *(() if path in OPEN else (401,))})
             },
         },
     }

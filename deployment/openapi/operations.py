@@ -13,7 +13,8 @@ from deployment.completion_schema import CompletionBody
 from deployment.openai_responses.schema import PromptBody as ResponsesPrompt
 from deployment.openai_responses.schema import ResponsesBody
 from deployment.openapi import adopted, answers
-from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, SessionBody, TurnBody
+from deployment.request_reading import MAX_KEY
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, TurnBody
 from deployment.session_api import DOCUMENT_TYPE
 from deployment.token_api import TextBody, TokensBody
 
@@ -55,7 +56,7 @@ _KEY = _header(
     "Idempotency-Key",
     "The request with the same key is the same turn.",
     minLength=1,
-    maxLength=256,
+    maxLength=MAX_KEY,
     pattern="^[!-~]*$",
 )
 _RETRY = (
@@ -117,7 +118,8 @@ OPERATIONS = {
         body=(MessagesPrompt,), streams=False, takes=(),
     ),
     "POST /v1/sessions": Operation(
-        "A session before its first turn.", answers.Created, (400, 409, 413, 429, 503), (SessionBody,), needs_body=False
+        "A session before its first turn.",
+        answers.Created, (400, 409, 413, 429, 503), (NewSessionBody,), needs_body=False,
     ),
     "GET /v1/sessions": Operation("The sessions of whoever asks.", answers.Sessions, (503,)),
     "GET /v1/sessions/{name}": Operation("A session with transcript and turns.", answers.SessionDetails, _OF_SESSION),

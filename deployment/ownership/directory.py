@@ -17,10 +17,12 @@ from deployment.ownership.messages import (
     CopiesLost,
     Ends,
     Found,
+    FromOwner,
     Grant,
     Held,
     Join,
     Joined,
+    Known,
     Lost,
     Moved,
     Placed,
@@ -48,7 +50,8 @@ class _Session:
     remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
     there. `barren`: no copy that counts is left. `founding`: only the owner that still has it may go on. `begins`: it
     began anew under that epoch, and what is older is another session's. `granted`: what was granted to each machine
-    since the last set was named. `sent`: when it was last looked after.
+    since the last set was named. `sent`: when it was last looked after. `alone`: its client wants it in one store, and
+    nowhere else.
     """
 
     named: Named | None = None
@@ -62,10 +65,15 @@ class _Session:
     begins: Epoch = NEVER
     granted: dict[str, Epoch] = field(default_factory=dict)
     sent: float = float("-inf")
+    alone: bool = False
 
     @property
     def epoch(self) -> Epoch:
         return max(self.named.epoch if self.named else NEVER, self.pending.epoch if self.pending else NEVER)
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.alone else COPIES
 
     @property
     def fence(self) -> Epoch:
@@ -87,6 +95,12 @@ class _Session:
         """Somebody's log goes as far as that. Late news of a shorter one says nothing."""
         if end >= self.end:
             self.end, self.deleted = end, deleted
+
+    def named_is(self, named: Named, tenure: str | None) -> None:
+        """What a grant says that is not acted upon yet is newer."""
+        self.named, self.tenure = named, tenure
+        if self.pending is None or self.pending.epoch <= named.epoch:
+            self.alone = named.alone
 
     @property
     def suspects(self) -> tuple[Member, ...]:
@@ -142,11 +156,10 @@ class Directory:
         self._live.renewed(replica, node, now)
         for report in reports:
             if isinstance(report, Held):
-                self.hold(report)
-                fence = self._sessions[report.key].fence
-                if fence > report.epoch:
+                answer = self.hold(report)
+                if isinstance(answer, Moved):
                     # Where its stores are void, none is left that would refuse it.
-                    self._superseded.append((replica, Moved(report.key, fence)))
+                    self._superseded.append((replica, answer))
             else:
                 self._act_upon(report, now)
 
@@ -156,7 +169,7 @@ class Directory:
         if session.pending == grant:
             session.barren = False  # it has not heard that its copies are lost
         elif grant.epoch > session.epoch:
-            session.pending, session.sent = grant, now
+            session.pending, session.sent, session.alone = grant, now, grant.alone
             if grant.named is not None and (session.named is None or grant.named.epoch > session.named.epoch):
                 session.named, session.tenure = grant.named, None
         elif session.named is not None and (session.named.epoch, session.named.owner) == (grant.epoch, grant.replica):
@@ -215,25 +228,44 @@ class Directory:
             again = claim.anew or session.gone or self._has_newest(claim, session)
             if not again:
                 return Lost(key)
-            grant = self._begin(claim, now, anew=True)
+            grant = self._begin(claim, now, anew=True, alone=claim.alone if session.gone else session.alone)
             founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
             self._sessions[key].founding = founding
             return grant
         session.given = given and owner != claim.replica
-        return self._grant(key, session, claim.replica, claim.tenure, self._best_set(session), now)
+        members = self._best_set(session)
+        if session.gone:  # whatever it was, it is another one from now on
+            session.alone = claim.alone
+        if session.alone:
+            members = (min(members, key=lambda member: member.node != claim.node),)
+        return self._grant(key, session, claim.replica, claim.tenure, members, now)
 
     # -------------------------------------------------------------------------------------------- owners
 
-    def hold(self, held: Held) -> None:
+    def told(self, message: FromOwner, now: float) -> Known | Moved | None:
+        """What an owner says, and what it must hear of that at once."""
+        match message:
+            case Held():
+                return self.hold(message)
+            case Silent():
+                self.silence(message, now)
+            case Found():
+                self.found(message, now)
+            case Joined():
+                self.joined(message, now)
+        return None
+
+    def hold(self, held: Held) -> Known | Moved:
         session = self._sessions.setdefault(held.key, _Session())
         if held.epoch < session.fence:
-            return
-        session.named, session.tenure = Named(held.epoch, held.members, held.replica), held.tenure
+            return Moved(held.key, session.fence)
+        session.named_is(Named(held.epoch, held.members, held.replica, held.alone), held.tenure)
         session.granted = {tenure: epoch for tenure, epoch in session.granted.items() if epoch > held.epoch}
         session.ends_at(held.end, held.deleted)
         session.barren = session.founding = False
         if session.pending is not None and session.pending.epoch <= held.epoch:
             session.pending, session.given = None, False
+        return Known(held.key, held.epoch)
 
     def silence(self, silent: Silent, now: float) -> None:
         """An owner hears nothing of a store: it is given up, and others are granted."""
@@ -258,7 +290,8 @@ class Directory:
         if session is None or session.pending is None or found.epoch != session.pending.epoch:
             return
         if found.named is not None and (session.named is None or found.named.epoch > session.named.epoch):
-            session.named, session.tenure = found.named, None
+            session.named_is(found.named, None)
+            session.alone = found.named.alone  # the grant was given without knowing it
         if found.barren:
             session.pending, session.given, session.barren = None, False, True
         else:
@@ -341,24 +374,26 @@ class Directory:
             session.sent = float("-inf")
 
     def _wanted_join(self, key: SessionKey, session: _Session, now: float) -> Join | None:
-        """The owner's node should hold a copy, and a second one where there is one."""
+        """The owner's node should hold a copy, and a second one where there is one, unless the first is to be alone."""
         if session.named is None or session.barren:
             return None
         members = session.named.members
-        wanted = self._choose(key, self._live.node_of(session.named.owner), prefer=members)
+        wanted = self._choose(key, self._live.node_of(session.named.owner), members, session.copies)
         joiners = [member for member in wanted if member not in members]
         if not joiners:
             return None
         kept = [member for member in wanted if member in members] or list(self._counting(members))
-        return Join(key, session.named.epoch, joiners[0], (joiners[0], *kept)[:COPIES])
+        return Join(key, session.named.epoch, joiners[0], (joiners[0], *kept)[: session.copies])
 
     # -------------------------------------------------------------------------------------------- grants and sets
 
-    def _begin(self, claim: Claim, now: float, anew: bool = False) -> Grant | Wait:
-        members = self._choose(claim.key, claim.node, prefer=())
+    def _begin(self, claim: Claim, now: float, anew: bool = False, alone: bool | None = None) -> Grant | Wait:
+        """`alone` None: as the claim wants it."""
+        session = _Session(alone=claim.alone if alone is None else alone)
+        members = self._choose(claim.key, claim.node, (), session.copies)
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
-        session = self._sessions[claim.key] = _Session()
+        self._sessions[claim.key] = session
         grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
         session.begins = grant.epoch
         return grant
@@ -377,7 +412,7 @@ class Directory:
         epoch = Epoch(self.incarnation, self._counter)
         session.granted[tenure] = epoch
         previous = () if anew else self._counting(session.suspects)
-        session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew)
+        session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew, session.alone)
         session.sent = now
         return session.pending
 
@@ -386,14 +421,14 @@ class Directory:
         pending = self._counting(session.pending.members) if session.pending else ()
         return named or pending or self._counting(session.suspects)
 
-    def _choose(self, key: SessionKey, node: str | None, prefer: Collection[Member]) -> tuple[Member, ...]:
+    def _choose(self, key: SessionKey, node: str | None, prefer: Collection[Member], copies: int) -> tuple[Member, ...]:
         """The store of `node`, then those that hold copies already, then by rendezvous of session and node."""
 
         def rank(member: Member) -> tuple[bool, bool, bytes]:
             weight = hashlib.sha256(f"{key.tenant}/{key.session}/{member.node}".encode()).digest()
             return member.node != node, member not in prefer, weight
 
-        return tuple(sorted(self._live.stores(), key=rank)[:COPIES])
+        return tuple(sorted(self._live.stores(), key=rank)[:copies])
 
     # -------------------------------------------------------------------------------------------- stores
 
@@ -428,8 +463,9 @@ class Directory:
             return
         session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
         if ends.named is not None and (session.named is None or ends.named.epoch > session.named.epoch):
-            session.named, session.tenure, session.barren = ends.named, None, False
+            session.named_is(ends.named, None)
+            session.barren = False
 
     def _placed(self, key: SessionKey, session: _Session, now: float) -> Placed:
         owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None
-        return Placed(key, session.epoch, owner, self._counting(session.suspects))
+        return Placed(key, session.epoch, owner, self._counting(session.suspects), session.alone)

@@ -96,11 +96,12 @@ class Sealed:
 @dataclass(frozen=True)
 class SetNamed:
     """Under `order.epoch` these stores hold copies, and `owner` is the replica that writes them. A store that is not
-    among them holds nothing that counts."""
+    among them holds nothing that counts. `alone`: see `Named`."""
 
     order: Order
     members: tuple[Member, ...]
     owner: str
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ class LogCopy:
         notes = [encode(Sealed(order))]
         if self.named is not None:
             named = self.named
-            notes.append(encode(SetNamed(Order(named.epoch, self.end.sequence), named.members, named.owner)))
+            order_of_set = Order(named.epoch, self.end.sequence)
+            notes.append(encode(SetNamed(order_of_set, named.members, named.owner, named.alone)))
         for name, key in self.keys.items():
             if key.began < log.sequence and key.until is not None and key.until > at:
                 kept = KeyKept(order, key.turn, name, key.request_sha256, key.began, key.until)
@@ -133,7 +134,7 @@ class LogCopy:
                 self._entries, self.named, self.keys, self.begins = [], None, {}, self.length
             case SetNamed():
                 if self.named is None or self.named.epoch <= record.order.epoch:
-                    self.named = Named(record.order.epoch, record.members, record.owner)
+                    self.named = Named(record.order.epoch, record.members, record.owner, record.alone)
             case KeyKept():
                 known = KnownKey(record.turn, record.request_sha256, record.began, record.until)
                 self.keys[record.idempotency_key] = known

@@ -115,6 +115,8 @@ def _body(record: Record) -> dict[str, Any]:
             del body["media"]  # as in records that were written before there were any
     if isinstance(record, SetNamed):
         body["members"] = [{"node": member.node, "incarnation": member.incarnation} for member in record.members]
+        if not record.alone:
+            del body["alone"]  # as in records that were written before there was any
     if isinstance(record, Round) and record.logprobs is not None:
         body["logprobs"] = [
             {"token": entry.token, "logprob": entry.logprob, "top": [list(pair) for pair in entry.top]}
@@ -223,7 +225,8 @@ def _read_set(order: Order, fields: Fields) -> SetNamed:
     members = tuple(
         Member(child.text("node", 256), child.hex_id("incarnation")) for child in fields.children("members", 16)
     )
-    return SetNamed(order, members, fields.text("owner", 256))
+    alone = _read_flag(fields, "alone") if "alone" in fields.values else False
+    return SetNamed(order, members, fields.text("owner", 256), alone)
 
 
 _READERS: dict[type[Record], Callable[[Order, Fields], Record]] = {

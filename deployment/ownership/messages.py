@@ -63,13 +63,15 @@ class Install:
 
 @dataclass(frozen=True)
 class NameSet:
-    """From now on `members` hold copies, all of which end at `end`. Answer: `Receipt`, `Gap` if a member does not."""
+    """From now on `members` hold copies, all of which end at `end`. `alone`: see `Named`. Answer: `Receipt`, `Gap` if a
+    member does not."""
 
     key: SessionKey
     epoch: Epoch
     end: Order
     members: tuple[Member, ...]
     owner: str
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,8 @@ class Grant:
 
     `tenure`: the owner machine that claimed the session; no other one acts upon the grant, so that no epoch is ever
     used by two. `previous`: every store, not void, that may hold what was published. `named`: the last set that the
-    directory knows of; its members that are not in `previous` are void. `anew`: nothing that is left counts.
+    directory knows of; its members that are not in `previous` are void. `anew`: nothing that is left counts. `alone`:
+    see `Named`.
     """
 
     key: SessionKey
@@ -218,6 +221,7 @@ class Grant:
     members: tuple[Member, ...]
     named: Named | None = None
     anew: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,8 @@ class Claim:
     """`replica`, which lives on `node`, asks for a session, for its owner machine `tenure`.
 
     `given`: the epoch under which its owner offered it. `anew`: as a new one, if nothing of it is left that counts.
-    `holds`: as a new one, since the replica still has all that it wrote under that epoch.
+    `holds`: as a new one, since the replica still has all that it wrote under that epoch. `alone`: if there is no such
+    session yet, it is to be in one store and nowhere else.
     """
 
     key: SessionKey
@@ -235,6 +240,7 @@ class Claim:
     given: Epoch | None = None
     anew: bool = False
     holds: Epoch | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,7 +277,7 @@ class CopiesLost:
 @dataclass(frozen=True)
 class Held:
     """`replica` has named `members` and writes under `epoch`. All of them hold the log up to `end`. `deleted`: it
-    is a tombstone, of that epoch."""
+    is a tombstone, of that epoch. `alone`: see `Named`."""
 
     key: SessionKey
     epoch: Epoch
@@ -280,6 +286,7 @@ class Held:
     members: tuple[Member, ...]
     end: Order
     deleted: Epoch | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -322,12 +329,13 @@ class Joined:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a session lives; `owner` None: nobody that is known to be alive."""
+    """Where a session lives; `owner` None: nobody that is known to be alive. `alone`: see `Named`."""
 
     key: SessionKey
     epoch: Epoch
     owner: str | None
     members: tuple[Member, ...]
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -338,8 +346,16 @@ class Drain:
     to: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Known:
+    """The directory has taken in that the session's set is named under `epoch`: it begins it with nobody else."""
+
+    key: SessionKey
+    epoch: Epoch
+
+
 FromOwner = Held | Silent | Found | Joined
-FromDirectory = Grant | Taken | Wait | Lost | Join | CopiesLost
+FromDirectory = Grant | Taken | Wait | Lost | Join | CopiesLost | Known
 
 # ------------------------------------------------------------------------------------------------ owner to owner
 

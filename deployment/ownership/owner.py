@@ -31,6 +31,7 @@ from deployment.ownership.messages import (
     Held,
     Join,
     Kept,
+    Known,
     Look,
     Moved,
     NoRoom,
@@ -122,8 +123,10 @@ class Owner:
         """What this replica writes."""
         if self.grant is None or self.state not in (State.OPEN, State.OFFERED, State.DELETED):
             return None
-        members, deleted = self.grant.members, self._deleted_as_of
-        return Held(self.key, self.epoch, self.replica, self.tenure, members, self.committed, deleted)
+        grant, deleted = self.grant, self._deleted_as_of
+        return Held(
+            self.key, self.epoch, self.replica, self.tenure, grant.members, self.committed, deleted, grant.alone
+        )
 
     @property
     def report(self) -> Held | Grant | None:
@@ -150,6 +153,14 @@ class Owner:
         self._joining = self._offered = None
         self._takeover = Takeover(grant, self.replica, self._is_mine)
         return self._takeover.begin(now)
+
+    def known(self, known: Known, now: float) -> list[Send]:
+        """The directory has taken in what this machine said that it holds."""
+        takeover = self._takeover
+        if self.state is not State.TAKING or takeover is None or known.epoch != self.epoch:
+            return []
+        takeover.known()
+        return self._open(takeover, now) if takeover.phase is Phase.DONE else []
 
     def received(self, answer: FromStore, now: float) -> list[Send]:
         """A store's answer. One to what was asked under an earlier epoch says nothing any more."""

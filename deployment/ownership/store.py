@@ -145,9 +145,9 @@ class Store:
 
     def _name(self, message: NameSet) -> Receipt | Gap:
         key, epoch, copy = message.key, message.epoch, self._copy(message.key)
-        if copy.named == Named(epoch, message.members, message.owner):
+        if copy.named == Named(epoch, message.members, message.owner, message.alone):
             return self._receipt(key, epoch)
-        note = encode(SetNamed(Order(epoch, copy.end.sequence), message.members, message.owner))
+        note = encode(SetNamed(Order(epoch, copy.end.sequence), message.members, message.owner, message.alone))
         if self.member not in message.members:
             self._write(key, encode(Sealed(Order(epoch, copy.end.sequence), anew=True)), note)
             self._tidy(key)

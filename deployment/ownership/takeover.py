@@ -3,9 +3,11 @@
     SEALING      every store that may hold what was published, and every one that is to, shuts out lower epochs
     EQUALISING   the copies of the new set become equal to the one that counts
     NAMING       the new set is written to all of them, old and new; nothing is appended before all have it
+    BEGINNING    of a session that had no set: the directory has taken in that it has one
 
 The set is named only now, so that nobody who reads a name ever finds an unfinished copy behind it. Whoever takes over
-next, wherever this stops, seals one of these stores and so learns of it.
+next, wherever this stops, seals one of these stores and so learns of it: but for a session that had no set, which a
+directory that was started meanwhile may begin elsewhere. Hence the last step.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from deployment.ownership.messages import (
     Full,
     Gap,
     Grant,
+    Held,
     Kept,
     NameSet,
     Part,
@@ -37,6 +40,7 @@ class Phase(Enum):
     SEALING = "sealing"
     EQUALISING = "equalising"
     NAMING = "naming"
+    BEGINNING = "beginning"
     DONE = "done"
     BARREN = "barren"
 
@@ -92,9 +96,16 @@ class Takeover:
             case _:
                 return []
 
+    def known(self) -> None:
+        """The directory has taken in that the set is named."""
+        if self.phase is Phase.BEGINNING:
+            self.phase = Phase.DONE
+
     def tick(self, now: float) -> list[Send]:
         if self.phase in (Phase.DONE, Phase.BARREN):
             return []
+        if self.phase is Phase.BEGINNING:
+            return [Send(DIRECTORY, self._held)]
         silent = [Silent(self.grant.key, self.grant.epoch, member) for member in self._links.silent(now)]
         found = [self._found] if self._found is not None else []
         return self._links.repeat(now) + [Send(DIRECTORY, message) for message in (*silent, *found)]
@@ -157,7 +168,7 @@ class Takeover:
     def _name(self, now: float) -> list[Send]:
         self.phase = Phase.NAMING
         grant = self.grant
-        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica)
+        name = NameSet(grant.key, grant.epoch, self.source.history.end, grant.members, self._replica, grant.alone)
         return [self._links.ask(member, name, now) for member in self._stores]
 
     def _was_named(self, receipt: Receipt) -> list[Send]:
@@ -165,5 +176,14 @@ class Takeover:
             self._links.answered(receipt.member)
             self._named.add(receipt.member)
             if self._named.issuperset(self._stores):
+                if self.grant.named is None:
+                    self.phase = Phase.BEGINNING
+                    return [Send(DIRECTORY, self._held)]
                 self.phase = Phase.DONE
         return []
+
+    @property
+    def _held(self) -> Held:
+        grant, end = self.grant, self.source.history.end
+        deleted = end.epoch if self.source.deleted else None
+        return Held(grant.key, grant.epoch, self._replica, grant.tenure, grant.members, end, deleted, grant.alone)

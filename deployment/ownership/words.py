@@ -30,11 +30,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Named:
-    """Which stores hold copies of a session under an epoch, and which replica writes them."""
+    """Which stores hold copies of a session under an epoch, and which replica writes them. `alone`: its client wants it
+    in one store and nowhere else."""
 
     epoch: Epoch
     members: tuple[Member, ...]
     owner: str
+    alone: bool = False
 
 
 __all__ = [

@@ -37,7 +37,6 @@ from deployment.ownership.messages import (
     Bring,
     Claim,
     CopiesLost,
-    Found,
     FromDirectory,
     FromOwner,
     FromStore,
@@ -45,12 +44,11 @@ from deployment.ownership.messages import (
     Held,
     Image,
     Join,
-    Joined,
+    Known,
     Moved,
     Offer,
     Placed,
     Put,
-    Silent,
     ToStore,
     Wait,
 )
@@ -155,12 +153,11 @@ class InProcess:
         answer = self._world.directory.claim(claim, time.monotonic())
         return None if await self._loses("directory") else answer
 
-    async def tell(self, messages: Sequence[FromOwner]) -> bool:
+    async def tell(self, messages: Sequence[FromOwner]) -> Sequence[Known | Moved] | None:
         if await self._loses("directory"):
-            return False
-        for message in messages:
-            self._world.tell(message)
-        return not await self._loses("directory")
+            return None
+        answers = [self._world.tell(message) for message in messages]
+        return None if await self._loses("directory") else [answer for answer in answers if answer is not None]
 
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None:
         if await self._loses(member.node):
@@ -304,17 +301,8 @@ class World:
             self._mail[name].append(message)
         return self._mail.pop(replica, [])
 
-    def tell(self, message: FromOwner) -> None:
-        now = time.monotonic()
-        match message:
-            case Held():
-                self.directory.hold(message)
-            case Silent():
-                self.directory.silence(message, now)
-            case Found():
-                self.directory.found(message, now)
-            case Joined():
-                self.directory.joined(message, now)
+    def tell(self, message: FromOwner) -> Known | Moved | None:
+        return self.directory.told(message, time.monotonic())
 
     def ask(self, member: Member, messages: Sequence[ToStore]) -> list[FromStore] | None:
         store = self.stores[member.node]

@@ -29,6 +29,7 @@ from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
+from deployment.state_limit import StateLimit
 from deployment.turn_desk import TurnDesk
 from deployment.turn_table import TurnTable
 from deployment.wire import Route
@@ -37,13 +38,16 @@ from tests.engine.driving import models, options
 
 
 @contextlib.contextmanager
-def serving(service: EngineService | None = None, **more: Any) -> Iterator[str]:
+def serving(
+    service: EngineService | None = None, args: AppArgs | None = None, kept: int | None = None, **more: Any
+) -> Iterator[str]:
     """The URL of a server with one replica. `service`: its engine, which stays its owner's, or else one of the demo
-    model, with `more` options."""
+    model, with `more` options. `args`: what its ingress is told. `kept`: bytes that every tenant's
+    sessions keep, and the limit of them; None: there is none."""
     engine = service or _engine(**more)
     world = World("x", service=iter([engine, FakeService()]).__next__)
-    replica = _replica(world)
-    ingress = _ingress(world, replica)
+    replica = _replica(world, kept)
+    ingress = _ingress(world, replica, args or AppArgs())
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patch:
         # FastAPI's routes of Serve ask for the object whose methods they are.
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=ingress))
@@ -63,13 +67,14 @@ def _engine(**more: Any) -> EngineService:
     return EngineService(models("dflash2"), options("dflash2", **{"lanes": 4, "images": 16, **more}))
 
 
-def _replica(world: World) -> EngineReplica:
+def _replica(world: World, kept: int | None) -> EngineReplica:
     """As its constructor makes it, but in a world without Ray. It starts with its first request."""
     a = world.replicas["a"]
     replica = EngineReplica.__new__(EngineReplica)
     replica._id, replica._model, replica._service, replica._keeper = "a", "demo", a.service, a.keeper
     replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
+    replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.make_room_of)
     replica._drainer = Drainer(a.keeper)
     replica._forking = Forking(a.service, a.keeper)
     replica._cluster = _Cluster(world)  # pyright: ignore
@@ -80,14 +85,22 @@ def _replica(world: World) -> EngineReplica:
     return replica
 
 
-def _ingress(world: World, replica: EngineReplica) -> Any:
+def _ingress(world: World, replica: EngineReplica, args: AppArgs) -> Any:
     ingress: Any = object.__new__(Ingress.__bases__[0])  # the class that Serve has wrapped
-    ingress.connect(_Replicas(replica), _Cluster(world), AppArgs(), LastCall(_never, 1.0))
+    ingress.connect(_Replicas(replica), _Cluster(world), args, LastCall(_never, 1.0))
     return ingress
 
 
 async def _never() -> bool:
     return False
+
+
+class _Kept:
+    def __init__(self, kept: int | None) -> None:
+        self._kept = kept
+
+    async def by(self, tenant: str) -> int | None:
+        return self._kept
 
 
 class _Cluster:

@@ -7,11 +7,14 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployment.app import LEAST_LEAVING_SECONDS, build, leaving_seconds
 from deployment.engine.options import EngineOptions
+from deployment.engine_health import ANSWER_SECONDS
+from deployment.replica import STUCK_END_SECONDS
 from deployment.settings import AppArgs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +49,12 @@ def test_serve_waits_longer_for_an_ingress_than_its_streams_may_go_on():
     assert ingress._deployment_config.graceful_shutdown_timeout_s > 7
     engines = ingress.init_args[0]._bound_deployment
     assert engines._deployment_config.graceful_shutdown_timeout_s == leaving_seconds(AppArgs().host_store_bytes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_engine_that_is_found_stuck_is_looked_at_once_more_before_its_replica_ends(device: str):
+    engines = build(AppArgs.of(device=device))._bound_deployment.init_args[0]._bound_deployment
+    assert engines._deployment_config.health_check_period_s + ANSWER_SECONDS < STUCK_END_SECONDS
 
 
 def test_an_ingress_starts_without_torch():

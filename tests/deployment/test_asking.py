@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from deployment.completion_schema import CompletionBody
 from deployment.errors import RequestError
 from deployment.hints import hint_of
 from deployment.ownership import SessionKey
-from deployment.request_reading import Asking, asking_of, completion_requests, turn_request
+from deployment.request_reading import MAX_KEY, Asking, asking_of, completion_requests, turn_request
 from deployment.schemas import TurnBody, parse
 from deployment.turn_records import canonical_request, request_sha256
+from state.fields import Fields
+from state.session_manifest import parse_session, session_fields
+from state.session_record import SessionRecord
+from tests.state.samples import TURN
 
 ANYBODY = hashlib.sha256(b"").hexdigest()
 UUID = "0a1b2c3d-1111-2222-3333-445566778899"
@@ -24,7 +29,7 @@ MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 def request(headers: dict[str, str]) -> Request:
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw})
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "state": {"tenant": ANYBODY}})
 
 
 def asking(headers: dict[str, str], body: Any = None, key: SessionKey | None = None) -> Asking:
@@ -98,12 +103,18 @@ def test_a_client_says_that_it_tries_again(headers: dict[str, str], repeated: bo
     assert asking(headers).repeated is repeated
 
 
+def test_the_longest_key_that_is_taken_has_room_in_its_sessions_document():
+    turn = replace(TURN, idempotency_key=asking({"Idempotency-Key": "x" * MAX_KEY}).idempotency_key)
+    kept = parse_session(Fields(session_fields(SessionRecord("s", (), turns=(turn,))), "manifest"))
+    assert kept.turns == (turn,)
+
+
 @pytest.mark.parametrize(
     ("headers", "param"),
     [
         ({"Idempotency-Key": ""}, "Idempotency-Key"),
         ({"Idempotency-Key": "two words"}, "Idempotency-Key"),
-        ({"Idempotency-Key": "x" * 257}, "Idempotency-Key"),
+        ({"Idempotency-Key": "x" * 256}, "Idempotency-Key"),
         ({"x-session-retry": "yes"}, "x-session-retry"),
         ({"x-stainless-retry-count": "-1"}, "x-stainless-retry-count"),
         ({"x-stainless-retry-count": "²"}, "x-stainless-retry-count"),

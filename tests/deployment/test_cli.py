@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from deployment import cli
 from deployment.cli import app
 from deployment.local import LaunchError, _uninterrupted, port_is_free, why_not
 from model import DEMO
@@ -77,12 +79,21 @@ def test_draft_of_another_kind_than_the_backend_is_refused():
         (("--draft-tokens", "16"), "draft_tokens"),
         (("--replicas", "0"), "replicas"),
         (("--model", str(DEMO)), "draft"),
+        (("--api-keys", "/nowhere/keys"), "api_keys"),
+        (("--tls-cert", "/nowhere/cert.pem"), "tls_key"),
+        (("--durable-key-env", "NOT_THERE"), "durable_key_env"),
+        (("--durable", "/tmp/d", "--durable-key-env", "NOT_THERE"), "NOT_THERE"),
         (("--durable", "sessions"), "durable"),
         (("--durable", "/srv/sessions", "--no-durable"), "--no-durable"),
     ],
 )
 def test_option_with_a_wrong_value_is_named(arguments: tuple[str, ...], named: str):
     assert named in refused(*arguments)
+
+
+def test_the_server_listens_on_loopback_unless_told_otherwise():
+    serve = inspect.signature(cli.serve).parameters
+    assert serve["host"].default == "127.0.0.1" and inspect.signature(cli.demo).parameters.keys() == {"keep", "port"}
 
 
 def test_launch_errors_of_a_cluster_become_one_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -723,6 +723,24 @@ def test_where_a_store_has_no_room_a_session_is_kept_by_its_ledger_alone():
     run(steps, lambda: World(room=1 << 16))
 
 
+def test_where_a_store_has_no_room_they_go_first_who_hold_more_than_their_share():
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        sessions = []
+        for tenant, name, size in (("u", "small", 20_000), ("t", "one", 50_000), ("t", "two", 60_000)):
+            session = await a.keeper.create_empty(SessionKey(tenant * 64, name))
+            session.ledger, session.checkpoints, session.copied = (1, 2, 3), (("turn_end", 3),), size
+            sessions.append(session)
+        small, one, two = sessions
+        for _ in range(2):
+            await a.keeper._make_room(small.key)
+        assert [export.session for export in a.service.exports] == [one.engine_id, two.engine_id]
+        await a.keeper._make_room(small.key)
+        assert a.service.exports[-1].session == small.engine_id, "nobody else's rests here: publishing must go on"
+
+    run(steps)
+
+
 FOREIGN = Foreign(Mismatch("weights", "weights", "theirs", "ours"), {"weights": "theirs"})
 
 

@@ -14,6 +14,7 @@ from deployment.engine.messages import Submit
 from deployment.held_turn import HeldTurn
 from deployment.keyed_expiry import KeyedExpiry
 from deployment.keyed_turns import KEYED, is_keyed, with_session
+from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.turn_table import KEPT_SECONDS
 from deployment.wire import Opened, Route, TurnEvent, TurnRequest
@@ -97,6 +98,22 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
             again = await b.begin(keyed("once"))
             assert again.id != request.turn, "its key is free again"
             await told(again)
+
+    run(steps)
+
+
+def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():
+    class Torn:
+        async def unowned(self, beginning: str) -> tuple[Placed, ...]:
+            raise OSError("torn")
+
+    async def steps() -> None:
+        async with places() as (_, (a, _)):
+            await told(await a.begin(keyed("once")))
+            expiry = KeyedExpiry(a.keeper, Torn(), lambda: time.time() + KEPT_SECONDS + 60)
+            with pytest.raises(OSError, match="torn"):
+                await expiry.sweep()
+            assert a.keeper.all() == ()
 
     run(steps)
 

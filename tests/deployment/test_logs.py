@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -123,8 +124,11 @@ def test_a_replicas_lines_go_where_serves_go_and_those_on_stderr_say_where_from(
     serve, stream = logging.getLogger(SERVE), io.StringIO()
     serve.handlers[:] = [logging.StreamHandler(stream)]
     options = LogOptions(form, "WARNING")
-    set_up(options, {"replica": "r1"})
-    set_up(options, {"replica": "r1"})  # a second time changes nothing
+    context: Any = SimpleNamespace(
+        app_name="dflash", deployment="EngineReplica", replica_id=SimpleNamespace(unique_id="r1")
+    )
+    set_up(options, context)
+    set_up(options, context)  # a second time changes nothing
     logging.getLogger("state.background").info("not told")
     logging.getLogger("state.background").warning("told")
     serve.warning("session %s", SessionKey("a" * 64, "trip"))
@@ -134,3 +138,4 @@ def test_a_replicas_lines_go_where_serves_go_and_those_on_stderr_say_where_from(
     else:
         told, named = map(json.loads, lines)
         assert (told["message"], told["replica"], named["session"]) == ("told", "r1", "trip")
+        assert (told["application"], told["deployment"]) == ("dflash", "dflash_EngineReplica")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,20 @@ from deployment.moving import Coming, Document, NotComing, Sent, ToDestination
 from deployment.ownership.words import Epoch, Order
 from deployment.parcels import Parcel
 from deployment.wire import Moved, Movement
-from tests.deployment.places import KEY, LONG, Place, asked, ids_of, images, opened, places, run, told, undisturbed
+from tests.deployment.places import (
+    KEY,
+    LONG,
+    TURN,
+    Place,
+    asked,
+    ids_of,
+    images,
+    opened,
+    places,
+    run,
+    told,
+    undisturbed,
+)
 
 
 async def staged(place: Place) -> int:
@@ -74,7 +88,9 @@ def test_the_new_owner_gives_the_stores_an_image_while_the_turn_goes_on():
     run(steps)
 
 
-def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from():
+def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "ray.serve")
+
     async def steps() -> None:
         async with places() as (_, (a, b)):
             await told(await a.begin(asked(12)))
@@ -93,6 +109,7 @@ def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(
             assert facts is not None and (facts.hit, facts.reused) == ("peer", frontier)
 
     run(steps)
+    assert caplog.text.count(f"turn {TURN} is over") == 1, "where it came to, it is only told again"
 
 
 def test_a_turn_in_prefill_moves_with_nothing_and_begins_where_it_comes_to():

@@ -70,7 +70,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("GET /v1/responses/{name}/input_items", {"name": "newest"}),
     ("DELETE /v1/responses/{name}", {"name": "newest"}),
     ("POST /v1/responses/input_tokens", {"json": {"input": "Hello"}}),
-    ("POST /v1/messages", {"json": {**MESSAGE, "thinking": {"type": "adaptive"}, "max_tokens": 120}}),
+    ("POST /v1/messages", {"json": {**MESSAGE, "thinking": {"type": "adaptive"}, "max_tokens": 6}}),
     ("POST /v1/messages", {"json": {**MESSAGE, "tools": [{"name": "add", "input_schema": {"type": "object"}}],
                                     "tool_choice": {"type": "any"}, "max_tokens": 60}}),
     ("POST /v1/messages/count_tokens", {"json": MESSAGE}),

@@ -23,5 +23,5 @@ def test_bytes_in_an_imported_transcript_are_shown_as_hex():
 
 def test_a_session_whose_owner_does_not_answer_is_shown_as_the_directory_has_it():
     assert session_details(PLACEMENT, None) == {
-        "id": "one", "object": "session", "replica": "a", "epoch": "1.2", "copies": [{"node": "node"}],
+        "id": "one", "object": "session", "replica": "a", "epoch": "1.2", "store": True, "copies": [{"node": "node"}],
     }  # fmt: skip

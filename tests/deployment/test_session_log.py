@@ -77,7 +77,7 @@ _FIELDS: dict[str, Any] = {
 _NOT_LOGGED = {
     "turn": "the record's own", "key": "the log's own", "tenant": "the log's own", "n": "1 in a session",
     "must_exist": "was so", "repeated": "says who asked", "hint": "none with a session", "resumed": "the log has them",
-    "accept_durable": "was so", "follows": "was so",
+    "accept_durable": "was so", "follows": "was so", "store": "the set's own",
     "draws": "the record has the seed",
     "media": "the prompt's are what the turn goes on with",
 }  # fmt: skip

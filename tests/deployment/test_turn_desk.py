@@ -83,7 +83,14 @@ class Keeper:
         self.records: list[Numbered] = []
 
     async def acquire(
-        self, key: SessionKey, believed: Any, *, must_exist: bool, anew: bool = False, accept_durable: bool = False
+        self,
+        key: SessionKey,
+        believed: Any,
+        *,
+        must_exist: bool,
+        anew: bool = False,
+        accept_durable: bool = False,
+        alone: bool = False,
     ) -> tuple[Session, str]:
         await asyncio.sleep(0)
         return self.session, "device"

@@ -16,6 +16,7 @@ from deployment.tool_use import ToolUse
 from deployment.turn_records import (
     WHILE_NEWEST,
     canonical_request,
+    followed,
     request_sha256,
     tools_sha256,
     turn_object,
@@ -71,6 +72,19 @@ def test_what_a_note_has_while_it_is_the_newest_goes_when_another_turn_follows()
         session.book(Prompt((1, 2), 1), FINISHED, (), record)
     assert [turn.request["note"] for turn in session.turns] == ['{"n": 0}', '{"n": 1}', notes[2]]
     assert session.turns[0] == replace(record, id="t0", request={**record.request, "note": '{"n": 0}'})
+
+
+@pytest.mark.parametrize("note", [WHILE_NEWEST, f'["{WHILE_NEWEST}"]', "[" * 9000 + WHILE_NEWEST, 7, None])
+def test_a_note_that_came_in_a_document_and_is_none_of_ours_stays_as_it_is(note: Any):
+    record = replace(turn_record(REQUEST, "r1", "t1", 3, None, FINISHED, 1.5), request={"note": note})
+    assert followed(record) == record
+
+
+def test_what_stays_of_a_note_that_came_in_a_document_can_be_written():
+    record = turn_record(REQUEST, "r1", "t1", 3, None, FINISHED, 1.5)
+    note = f'{{"facts": "\\ud83d", "{WHILE_NEWEST}": 1}}'
+    kept = followed(replace(record, request={"note": note})).request["note"]
+    assert kept.encode() and json.loads(kept) == {"facts": "\ud83d"}
 
 
 @pytest.mark.parametrize("started", [None, Started("t1", "peer", 8, 2)])

@@ -17,6 +17,7 @@ import pytest
 
 from deployment.local import running
 from deployment.settings import AppArgs
+from deployment.tls import Tls
 
 FACT = {"role": "user", "content": "My locker code is 4172."}
 QUESTION = {"role": "user", "content": "What is my locker code?"}
@@ -25,7 +26,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 
 
 @contextlib.contextmanager
-def two_replicas(args: AppArgs, state: Path | None = None) -> Iterator[str]:
+def two_replicas(args: AppArgs, state: Path | None = None, tls: Tls | None = None) -> Iterator[str]:
     """The application on a Ray of its own, at the URL that this yields. `state`: the directory of the user's state, if
     it is to be there afterwards."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as passing:
@@ -38,7 +39,7 @@ def two_replicas(args: AppArgs, state: Path | None = None) -> Iterator[str]:
             port = probe.getsockname()[1]
         mask = os.umask(0o077)
         try:
-            with running(args, host="127.0.0.1", port=port, quiet=True) as url:
+            with running(args, host="127.0.0.1", port=port, quiet=True, tls=tls) as url:
                 yield url
         finally:
             os.umask(mask)

@@ -243,7 +243,10 @@ def told(theirs):
     print(process.pid, flush=True)
     return process
 runners._start = told
-runner = runners.ProcessRunner(case.OPTIONS, lambda event: print(type(event).__name__, flush=True), print)
+def deliver(events):
+    for event in events:
+        print(type(event).__name__, flush=True)
+runner = runners.ProcessRunner(case.OPTIONS, deliver, print)
 runner.put(case.LONG)
 sys.stdin.read()
 """

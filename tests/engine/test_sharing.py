@@ -297,6 +297,48 @@ def test_for_pages_what_gives_none_back_stays_though_it_spares_least():
     assert hashed.engine._sessions.checkpoints("a") and not hashed.engine._sessions.checkpoints("b")
 
 
+def test_a_tenant_that_fills_the_device_pushes_out_its_own_images_and_not_anothers():
+    hashed = Hashed(lanes=1, images=5)
+    hashed.run((40, *[1] * 20), session="small", tenant="one")  # worth the least of all
+    for number in range(8):
+        hashed.run((50 + number, *[1] * 300), session=f"large {number}", tenant="another")
+    evicted = [event.session for event in hashed.events if isinstance(event, Evicted)]
+    assert len(evicted) == 4 and all(session.startswith("large") for session in evicted)
+    for number in range(3):
+        hashed.run((30 + number, *[1] * 10), session=f"new {number}", tenant="one")
+    evicted = [event.session for event in hashed.events if isinstance(event, Evicted)]
+    assert sum(session.startswith("large") for session in evicted) > 4 and "small" not in evicted
+
+
+def test_for_pages_too_a_tenant_keeps_its_share():
+    hashed = Hashed(lanes=1, images=20, pages=16)
+    hashed.run((40, *[1] * 60), session="small", tenant="one")
+    for number in range(8):
+        hashed.run((50 + number, *[1] * 200), session=f"large {number}", tenant="another")
+    assert hashed.engine._sessions.checkpoints("small")
+
+
+def test_what_runs_takes_the_last_image_of_anybody():
+    """Also of a tenant that holds no more than its share: or the turn could never run."""
+    hashed = Hashed(lanes=1, images=20, pages=8)
+    hashed.run((40, *[1] * 60), session="small", tenant="one")
+    started, _ = hashed.run((50, *[1] * 400), session="large", tenant="another", max_tokens=80)
+    assert started.prefilled == 401 and not hashed.engine._sessions.checkpoints("small")
+
+
+def test_state_that_nobody_vouches_for_counts_for_whose_it_is():
+    hashed = Hashed(lanes=1, images=5)
+    hashed.run((40, *[1] * 20), session="small", tenant="one")
+    hashed.run((41, *[1] * 300), session="made", tenant="another")
+    memory, sessions = hashed.engine.memory, hashed.engine._sessions
+    (made,) = sessions.checkpoints("made")
+    for number in range(6):
+        image = sessions.with_room(lambda: memory.fork(made), keep=None, source=made)
+        sessions.replace(f"in {number}", [image], "disk", "another", shared=False)
+        assert sessions.is_private(f"in {number}")
+    assert sessions.checkpoints("small") and not sessions.checkpoints("in 0")
+
+
 # ------------------------------------------------------------------------------------------------ books
 
 

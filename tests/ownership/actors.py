@@ -10,14 +10,11 @@ from deployment.ownership.messages import (
     Bring,
     Claim,
     Ends,
-    Found,
     FromOwner,
     FromStore,
     Grant,
     Held,
-    Joined,
     Put,
-    Silent,
     ToStore,
 )
 from deployment.ownership.store import Store
@@ -108,15 +105,9 @@ class DirectoryProcess(Process):
 
     def told(self, message: FromOwner) -> None:
         now = self.cluster.net.now
-        match message:
-            case Held():
-                self.machine.hold(message)
-            case Silent():
-                self.machine.silence(message, now)
-            case Found():
-                self.machine.found(message, now)
-            case Joined():
-                self.machine.joined(message, now)
+        answer = self.machine.told(message, now)
+        if isinstance(message, Held) and answer is not None:
+            self.cluster.to_replica(HEAD, message.replica, answer)
         self.reconcile()
 
 

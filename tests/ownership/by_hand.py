@@ -9,18 +9,15 @@ from deployment.ownership.messages import (
     Claim,
     Committed,
     CopiesLost,
-    Found,
     FromStore,
     Grant,
-    Held,
     Join,
-    Joined,
+    Known,
     Lost,
     Moved,
     Offer,
     Opened,
     Put,
-    Silent,
     Taken,
     ToReplica,
     ToStore,
@@ -136,7 +133,9 @@ class Hand:
             elif isinstance(send.to, Peer) or send.to == "here":
                 self.told.append(send.message)  # pyright: ignore[reportArgumentType]
             elif "head" not in self.away:
-                self._tell_directory(send.message)
+                answer = self.directory.told(send.message, self.now)  # pyright: ignore[reportArgumentType]
+                waiting += owner.known(answer, self.now) if isinstance(answer, Known) else []
+                waiting += owner.moved(answer) if isinstance(answer, Moved) else []
                 waiting += self._reconcile(owner)
 
     def ask(self, member: Member, message: ToStore) -> FromStore | None:
@@ -148,17 +147,6 @@ class Hand:
             frontiers, document = self.stores[message.source.node].document(message.key, message.order)
             message = Put(message.key, message.epoch, message.order, frontiers, bytes(document))
         return self.stores[member.node].answer(message)
-
-    def _tell_directory(self, message: object) -> None:
-        match message:
-            case Held():
-                self.directory.hold(message)
-            case Silent():
-                self.directory.silence(message, self.now)
-            case Found():
-                self.directory.found(message, self.now)
-            case Joined():
-                self.directory.joined(message, self.now)
 
     def _reconcile(self, owner: Owner) -> list[Send]:
         sends: list[Send] = []

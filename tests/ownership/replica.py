@@ -22,6 +22,7 @@ from deployment.ownership.messages import (
     FromStore,
     Grant,
     Join,
+    Known,
     Lost,
     Moved,
     Offer,
@@ -208,6 +209,9 @@ class Replica(Process):
             case CopiesLost():
                 if key in self.hosted:
                     self._send(self.hosted[key].owner.copies_lost(message))
+            case Known():
+                if key in self.hosted:
+                    self._send(self.hosted[key].owner.known(message, self.cluster.net.now))
             case Wait() | Taken() | Lost():
                 self._refused(key, message)
 

@@ -231,3 +231,46 @@ def test_last_copy_is_not_given_up_for_silence():
     for _ in range(3):
         hand.tick(owner)
     assert owner.committed.sequence == 2
+
+
+def test_who_sleeps_before_it_has_begun_a_session_does_not_begin_it_beside_another_one():
+    """Its store is in no set that a new directory knows of, so that only the directory can tell it."""
+    hand = Hand("a", "b", "c", "d")
+    sleeper, other = hand.owner("r1"), hand.owner("r2")
+    first = hand.claim(sleeper, "b")
+    assert isinstance(first, Grant)
+    mine, gone = (member.node for member in first.members)
+    hand.away = {gone}
+    hand.carry(sleeper, sleeper.granted(first, hand.now))
+    hand.directory.node_died(gone)
+    (again,) = [word for _, word in hand.directory.reconcile(hand.now) if isinstance(word, Grant)]
+    assert [member.node for member in again.members] == [mine]
+    hand.owners.remove(sleeper)
+    hand.start_directory()
+    hand.directory.node_died(gone)
+    node = next(node for node in hand.stores if node not in (mine, gone))
+    hand.take(other, node)
+    assert other.held is not None
+    assert mine not in [member.node for member in other.held.members], "the sets must have nothing in common"
+    assert hand.append(other, began()) == 1
+    hand.told.clear()
+    hand.carry(sleeper, sleeper.granted(again, hand.now))
+    assert sleeper.state is State.FENCED and not any(isinstance(word, Opened) for word in hand.told)
+
+
+def test_a_session_that_begins_is_not_open_before_the_directory_knows_that_it_is_there():
+    """Else a directory that believes it empty would give it up, with all that was published of it, for its owner's
+    death."""
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    grant = hand.claim(owner, "a")
+    assert isinstance(grant, Grant)
+    hand.away = {"head"}
+    hand.carry(owner, owner.granted(grant, hand.now))
+    hand.tick(owner)
+    assert owner.state is State.TAKING and not hand.told
+    hand.away.clear()
+    hand.tick(owner)
+    assert owner.state is State.OPEN
+    placed = hand.directory.locate(KEY, hand.now)
+    assert isinstance(placed, Placed) and placed.owner == "r1"

@@ -35,6 +35,7 @@ SHORT = replace(PLACED[0], media=replace(PLACED[0].media, pixels=b"x"))
 RECORDS: list[Record] = [
     Sealed(ORDER, anew=True),
     SetNamed(ORDER, (Member("node", "0" * 32), Member("n2", "f" * 32)), "replica"),
+    SetNamed(ORDER, (Member("node", "0" * 32),), "replica", alone=True),
     TurnBegan(ORDER, "t", {"messages": [{"role": "user", "content": "é"}]}, b"1" * 32, 2**64 - 1, "k", (0, 5), 2, 1.5),
     TurnBegan(ORDER, "t", {}, b"1" * 32, 0, None, (), 0, 1.5),
     TurnBegan(ORDER, "t", {}, b"1" * 32, 0, None, (1, 9, 9, 2), 0, 1.5, PLACED),

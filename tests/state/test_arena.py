@@ -105,6 +105,16 @@ def test_a_count_below_zero_is_refused(arena: Arena) -> None:
         arena.trim(KEY, -1)
 
 
+def test_a_tenants_bytes_are_those_of_its_records_and_documents_alone(arena: Arena) -> None:
+    stranger = SessionKey("stranger", "one")
+    for key in (KEY, OTHER, stranger):
+        arena.append(key, [b"record"])
+        arena.put(key, order(1), (5,), bytes(2000))
+    assert arena.used_by(KEY.tenant) + arena.used_by("stranger") == arena.used
+    assert arena.used_by(KEY.tenant) > 1.8 * arena.used_by("stranger") > 2000
+    assert arena.used_by("nobody") == 0
+
+
 # ---------------------------------------------------------------------------------------------------- documents
 
 
