@@ -147,7 +147,7 @@ def test_it_asks_only_for_what_the_interface_describes():
 def test_the_package_has_all_of_its_files():
     patterns = re.search(r"^deployment = \[(.*)\]$", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert patterns is not None and '"console/static/*"' in patterns[1]
-    assert set(files._files()) == {file.name for file in STATIC.iterdir()}
+    assert {f"/console/{file.name}" for file in STATIC.iterdir()} | {"/console"} == files.PATHS
 
 
 # ------------------------------------------------------------------------------------------------ in a browser

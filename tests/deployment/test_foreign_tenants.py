@@ -60,7 +60,7 @@ TURNS: dict[Asked, Any] = {
 OF_NOBODY: set[Asked] = {
     ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version"),
     ("GET", "/v1/models"), ("GET", "/v1/models/{name:path}"), ("GET", "/v1/replicas"), ("GET", "/health"),
-    ("GET", "/openapi.json"), ("GET", "/metrics"),
+    ("GET", "/openapi.json"), ("GET", "/metrics"), ("GET", "/console"), ("GET", "/console/{name}"),
 }  # fmt: skip
 """They tell of a text that comes with the request, or of the server."""
 OWN: set[Asked] = {("GET", "/v1/sessions"), ("POST", "/v1/sessions"), ("POST", "/v1/sessions/import")}
@@ -199,6 +199,7 @@ def test_without_a_key_of_the_list_every_route_refuses_in_the_form_of_its_interf
             assert ALICE not in answer.text
         assert calls == []
         assert client.get("/health").json()["status"] == "ok"
+        assert client.get("/console").status_code == client.get("/console/main.js").status_code == 200
 
 
 def test_clients_raise_their_own_error_for_a_wrong_key_and_ours_takes_one_of_the_environment(
