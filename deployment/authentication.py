@@ -16,8 +16,8 @@ from deployment.console import files as console
 from deployment.errors import Refused
 
 OPEN = frozenset({"/health", *console.PATHS})
-"""For load balancers, which have no key, and for browsers, which cannot send one before they have the page that asks for
-it. They say nothing of anybody."""
+"""For load balancers, which have no key, and for browsers, which have none before they have the page that asks for it.
+They say nothing of anybody."""
 
 MISSING = Refused(
     401, "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "authorization"
