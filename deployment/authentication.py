@@ -12,19 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployment.api_keys import TenantOf
+from deployment.console import files as console
 from deployment.errors import Refused
 
-OPEN = frozenset({"/health", "/console"})
-"""For load balancers, and for browsers, which have no key before their page asks for one; they say nothing of
-anybody."""
-
-_FILES = "/console/"
-"""What the page consists of lies below."""
-
-
-def is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(_FILES)
-
+OPEN = frozenset({"/health", *console.PATHS})
+"""For load balancers, which have no key, and for browsers, which have none before they have the page that asks for it.
+They say nothing of anybody."""
 
 MISSING = Refused(
     401, "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "authorization"
@@ -49,7 +42,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] == "lifespan" or is_open(path):
+        if scope["type"] == "lifespan" or path in OPEN:
             await self._app(scope, receive, send)
             return
         connection = HTTPConnection(scope)

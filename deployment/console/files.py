@@ -3,7 +3,6 @@ that it shows can become a script."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from starlette.responses import Response
@@ -38,15 +37,14 @@ HEADERS = {
 }
 
 
+_FILES = {path.name: path.read_bytes() for path in sorted(_PLACE.iterdir()) if path.suffix in _TYPES}
+"""All that there are: what a request names is only ever looked up among them."""
+
+PATHS = frozenset({"/console", *(f"/console/{name}" for name in _FILES)})
+
+
 def console_file(name: str) -> Response:
-    """One of the files beside this one. RequestError (404)."""
-    files = _files()
-    if name not in files:
+    """RequestError (404) for what is no file of the page."""
+    if name not in _FILES:
         raise RequestError(404, "not_found", f"the console has no file {name[:80]!r}")
-    return Response(files[name], media_type=_TYPES[Path(name).suffix], headers=HEADERS)
-
-
-@cache
-def _files() -> dict[str, bytes]:
-    """Those that there are: what a request names is only ever looked up among them."""
-    return {path.name: path.read_bytes() for path in _PLACE.iterdir() if path.suffix in _TYPES}
+    return Response(_FILES[name], media_type=_TYPES[Path(name).suffix], headers=HEADERS)

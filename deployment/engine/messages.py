@@ -636,7 +636,7 @@ class Facts:
     facts: dict[str, Any]
     counts: Counts
     work: int = 0
-    checkpoints: tuple[tuple[CheckpointKind, int], ...] = ()
+    checkpoints: tuple[tuple[str, int], ...] = ()
 
 
 Event = (

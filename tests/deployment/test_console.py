@@ -46,6 +46,24 @@ window.fetch = async (url, options) => {
 """The first answer breaks off after two parts of its body."""
 
 
+TWO = """
+const real = window.fetch;
+window.moves = [];
+window.fetch = async (url, options) => {
+  const path = new URL(url).pathname;
+  if (path.endsWith("/migrate")) {
+    window.moves.push([path, options.body]);
+    return Response.json({from: "a", to: "b", frontier: 7, pause_seconds: 0.0123});
+  }
+  const response = await real(url, options);
+  if (path !== "/v1/replicas") return response;
+  const {data} = await response.json();
+  return Response.json({data: [...data, {...data[0], id: "b"}]});
+};
+"""
+"""A second replica, to which everything moves at once; a real one is in `tests/e2e/test_console.py`."""
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving() as url:
@@ -147,7 +165,7 @@ def test_it_asks_only_for_what_the_interface_describes():
 def test_the_package_has_all_of_its_files():
     patterns = re.search(r"^deployment = \[(.*)\]$", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert patterns is not None and '"console/static/*"' in patterns[1]
-    assert set(files._files()) == {file.name for file in STATIC.iterdir()}
+    assert {f"/console/{file.name}" for file in STATIC.iterdir()} | {"/console"} == files.PATHS
 
 
 # ------------------------------------------------------------------------------------------------ in a browser
@@ -206,6 +224,17 @@ def test_a_session_is_exported_and_deleted(page: Any, url: str, tmp_path: Path):
     click(page, "#confirm-yes")
     until(lambda: "none yet" in tree(page), "it is gone")
     assert httpx.get(f"{url}/v1/sessions", headers={"authorization": "Bearer export"}).json()["data"] == []
+
+
+def test_a_session_is_moved_to_the_replica_that_was_chosen(page: Any):
+    use_key(page, "moves")
+    page.execute_script(TWO)
+    page.find_element("id", "create-name").send_keys("one\n")
+    until(lambda: page.find_element("css selector", "[data-session=one] button").click() or True, "it is listed")
+    until(lambda: page.find_element("css selector", "#migrate-to option").text == "b", "the other one is offered")
+    click(page, "#migrate-form button")
+    until(lambda: "moved from a to b at 7; it stood for 12 ms" in page.find_element("id", "log").text, "it is told")
+    assert page.execute_script("return window.moves") == [["/v1/sessions/one/migrate", '{"to":"b"}']]
 
 
 def test_whatever_a_session_says_is_text(page: Any, url: str):

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from deployment.settings import AppArgs
-from tests.deployment.browser import browsing, until
-from tests.e2e.cluster import replicas, two_replicas
+from tests.deployment.browser import browsing, complaints, until
+from tests.e2e.cluster import epoch, replicas, two_replicas
 
 pytestmark = pytest.mark.soak
 
@@ -66,6 +66,19 @@ def ended(page: Any, url: str, session: str) -> dict[str, Any]:
     found = httpx.get(f"{url}/v1/sessions/{session}").json()
     assert shown(page) == found["transcript"][-1]["content"]
     return found
+
+
+def test_a_session_at_rest_is_moved_and_the_tree_shows_where_it_is(page: Any, url: str):
+    httpx.post(f"{url}/v1/sessions", json={"id": "trip"}).raise_for_status()
+    until(lambda: page.find_element("css selector", "[data-session=trip] button").click() or True, "it is listed")
+    before = httpx.get(f"{url}/v1/sessions/trip").json()
+    until(lambda: f"epoch {before['epoch']}" in text(page, "placement"), "where it is, is shown")
+    page.find_element("css selector", "#migrate-form button").click()
+    until(lambda: f"moved from {before['replica']}" in text(page, "log"), "the move is told")
+    after = httpx.get(f"{url}/v1/sessions/trip").json()
+    shown = f"owner {after['replica']}, epoch {after['epoch']}"
+    until(lambda: shown in text(page, "tree"), "the tree shows its new owner")
+    assert after["replica"] != before["replica"] and epoch(after) > epoch(before) and complaints(page) == []
 
 
 def test_an_answer_goes_on_while_its_session_moves(page: Any, url: str):

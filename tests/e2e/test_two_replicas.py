@@ -19,7 +19,6 @@ import ray
 
 from deployment.cluster.names import NAMESPACE, directory_name, store_name
 from deployment.settings import AppArgs
-from tests.deployment.browser import browsing, complaints, until
 from tests.e2e.cluster import (
     COUNT,
     FACT,
@@ -610,23 +609,3 @@ def test_a_session_deleted_in_mid_stream_is_unknown_at_once(client: httpx.Client
         assert client.post("/v1/sessions", json={"id": "dropped"}).status_code == 200, "its name is free"
         rest = [line for line in lines if line.startswith("data: {")]
     assert '"finish_reason":"abort"' in rest[-1] or "error" in rest[-1], rest[-1]
-
-
-# ------------------------------------------------------------------------------------------------ the console
-
-
-def test_the_console_moves_a_session_and_shows_where_it_is(client: httpx.Client, url: str):
-    """What it does beside that is in `tests/deployment/test_console.py`."""
-    chat(client, [FACT], "trip")
-    with browsing() as page:
-        page.get(f"{url}/console")
-        page.find_element("id", "key").send_keys(client.headers["authorization"].removeprefix("Bearer ") + "\n")
-        until(lambda: page.find_element("css selector", "[data-session=trip] button").click() or True, "it is listed")
-        before = client.get("/v1/sessions/trip").json()
-        until(lambda: f"epoch {before['epoch']}" in page.find_element("id", "placement").text, "where it is, is shown")
-        page.find_element("css selector", "#migrate-form button").click()
-        until(lambda: f"moved from {before['replica']}" in page.find_element("id", "log").text, "the move is told")
-        after = client.get("/v1/sessions/trip").json()
-        shown = f"owner {after['replica']}, epoch {after['epoch']}"
-        until(lambda: shown in page.find_element("id", "tree").text, "the tree shows its new owner")
-        assert after["replica"] != before["replica"] and epoch(after) > epoch(before) and complaints(page) == []
