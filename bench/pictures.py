@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -119,18 +119,30 @@ def migration(timeline: dict[str, Any]) -> str:
     return drawing.svg
 
 
-def draw(output: Path) -> None:
+OF_RESULTS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "acceptance.svg": ("demo_model.cpu.json", lambda found: acceptance(found["rows"])),
+    "migration.svg": ("moves_timeline.cpu.json", migration),
+}
+
+
+def draw(output: Path) -> tuple[str, ...]:
+    """Returns the results files that are not there, so that their pictures are not drawn."""
     output.mkdir(parents=True, exist_ok=True)
-    demo = json.loads((RESULTS / "demo_model.cpu.json").read_text(encoding="utf-8"))
-    (output / "acceptance.svg").write_text(acceptance(demo["rows"]), encoding="utf-8")
-    timeline = json.loads((RESULTS / "moves_timeline.cpu.json").read_text(encoding="utf-8"))
-    (output / "migration.svg").write_text(migration(timeline), encoding="utf-8")
+    missing: list[str] = []
+    for picture, (results, drawn) in OF_RESULTS.items():
+        if (RESULTS / results).exists():
+            found = json.loads((RESULTS / results).read_text(encoding="utf-8"))
+            (output / picture).write_text(drawn(found), encoding="utf-8")
+        else:
+            missing.append(results)
+    return tuple(missing)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=PICTURES)
-    draw(parser.parse_args().output)
+    for missing in draw(parser.parse_args().output):
+        print(f"bench/results/{missing} is not there")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 from bench import pictures, serve
@@ -45,3 +46,11 @@ def test_a_move_is_marked_with_the_longest_gap_around_it():
     drawn = pictures.migration({"chunks": chunks, "moves": [{"asked": 0.15, "answered": 0.25, "stands": 0.1}]})
     assert re.findall(r"<title>(.*?)</title>", drawn) == ["300 ms"], "not that of 800 ms, which is another matter"
     assert "The usual gap is 100 ms" in drawn and drawn.count('class="line"') == len(chunks)
+
+
+def test_the_pictures_of_the_documentation_are_drawn_from_the_results(tmp_path: Path):
+    pictures.draw(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in pictures.PICTURES.iterdir()}
+    pages = "".join(page.read_text(encoding="utf-8") for page in pictures.PICTURES.parent.glob("*.md"))
+    assert "acceptance.svg" in drawn and all(f"(pictures/{name})" in pages for name in drawn)
