@@ -56,8 +56,10 @@ class Heard:
                 self.started.add(event.turn)
             case Tokens():
                 self.times[event.turn].append(time.perf_counter())
-            case Finished() | Failed():
+            case Finished():
                 self.ended.add(event.turn)
+            case Failed():
+                self.ended.add(event.ref)
             case _:
                 pass
 
