@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class Laps:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._last = 0.0
-        self.seconds: Counter[str] = Counter()
+        self.seconds = defaultdict[str, float](float)
 
     def begin(self) -> None:
         self._last = self._clock()

@@ -1,14 +1,25 @@
-"""A rolling upgrade to another drafter: state does not cross it, sessions and turns that run do (decision 23)."""
+"""A rolling upgrade to another drafter: state does not cross it, sessions and turns that run do (decision 23); and what
+goes on under other weights, or another tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal
 
+import pytest
+
+from deployment.engine.messages import Foreign
 from deployment.engine.service import EngineService
+from deployment.errors import RequestError
+from deployment.ownership.words import Epoch
+from deployment.prompting import Prompter
+from deployment.session import Session
 from deployment.wire import TurnRequest
-from tests.deployment.places import asked, ids_of, opened, places, run, told, undisturbed
+from state.fingerprint import Mismatch
+from tests.deployment.places import KEY, asked, ids_of, opened, places, run, told, undisturbed
 from tests.engine.driving import models, options
 
 GREEDY = {"temperature": 0.0, "seed": None}
@@ -65,3 +76,26 @@ def test_a_session_at_rest_is_prefilled_once_by_the_new_drafters_replica():
             assert begun is not None and begun.hit == "device" and begun.reused > 0
 
     run(steps)
+
+
+@pytest.mark.parametrize("matter", ["weights", "text"])
+@pytest.mark.parametrize("accept", [False, True])
+def test_an_append_turn_goes_on_from_another_models_tokens_only_where_that_is_accepted(
+    matter: Literal["weights", "text"], accept: bool
+):
+    loaded = models("dflash2")
+    service: Any = SimpleNamespace(
+        vision=None, context_limit=4096, tokenizer=loaded.tokenizer, chat_template=loaded.chat_template
+    )
+    prompter = Prompter(service, accept_new_weights=accept)
+    mismatch = Mismatch("tokenizer" if matter == "text" else "weights", matter, "theirs", "ours")
+    session = Session(KEY, Epoch(1, 1), ledger=tuple(loaded.tokenizer.encode("Hello")), foreign=Foreign(mismatch, {}))
+    whole, following_on = asked(8), following(asked(8))
+    assert asyncio.run(prompter.alone(whole)).ids, "a full history is prefilled"
+    if matter == "weights" and accept:
+        prompt = asyncio.run(prompter.appended(following_on, session))
+        assert prompt.ids[: len(session.ledger)] == session.ledger
+        return
+    with pytest.raises(RequestError, match=f"{mismatch.field} 'theirs'.* send the full history") as caught:
+        asyncio.run(prompter.appended(following_on, session))
+    assert (caught.value.refused.status, caught.value.refused.param) == (409, mismatch.field)

@@ -75,8 +75,8 @@ def epoch(document: dict[str, Any]) -> tuple[int, ...]:
     return tuple(int(part) for part in document["epoch"].split("."))
 
 
-def wait_for_two(client: httpx.Client, without: str | None = None) -> None:
-    deadline = time.monotonic() + 60
+def wait_for_two(client: httpx.Client, without: str | None = None, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         response = client.get("/v1/replicas")
         if response.status_code == 200:
@@ -84,4 +84,4 @@ def wait_for_two(client: httpx.Client, without: str | None = None) -> None:
             if len(names) == 2 and without not in names:
                 return
         time.sleep(0.3)
-    raise TimeoutError("the killed replica was not replaced within 60 s")
+    raise TimeoutError(f"the killed replica was not replaced within {seconds:g} s")

@@ -84,7 +84,9 @@ class Deployed:
             "applications": [application],
         }
         serve_client: Any = _get_global_client()
-        serve_client.deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
+        # Serve itself would wait for a minute, in which a busy machine does not start a replica.
+        serve_client.deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
+        wait_for(lambda: serve.status().applications[APP].status == "RUNNING", "the application runs as it should")
 
     def replicas(self) -> dict[str, str | None]:
         """All engine replicas that have not ended, and their nodes, if they have one yet."""
@@ -213,7 +215,7 @@ def check(client: httpx.Client, readers: list[Reader], threads: list[threading.T
     assert len({reader.text for reader in readers}) == 1
 
 
-def wait_for(true: Any, what: object, seconds: float = 40.0) -> None:
+def wait_for(true: Any, what: object, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, what

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -414,6 +415,16 @@ def test_everything_that_is_no_request_gets_the_openai_error_shape(client: httpx
     assert client.put("/v1/chat/completions").json()["error"]["code"] == "method_not_allowed"
     assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
     assert client.get("/v1/sessions/unheard-of").json()["error"]["code"] == "session_not_found"
+
+
+def test_a_scrape_has_both_replicas_their_host_store_and_what_was_refused(client: httpx.Client):
+    page = client.get("/metrics").text
+    assert "\ndflash_replicas 2.0\n" in page and page.count("\ndflash_replica_info{") == 2
+    assert page.count("\ndflash_host_store_bytes{") == 1, "they are on one node"
+    client.get("/v1/sessions/unheard-of")
+    refused = re.compile(r'dflash_refusals_total{reason="session_not_found",when="before"} (\S+)')
+    before, after = (refused.search(text) for text in (page, client.get("/metrics").text))
+    assert after is not None and float(after[1]) == 1 + (float(before[1]) if before is not None else 0)
 
 
 # ------------------------------------------------------------------------------------------------ deaths

@@ -26,9 +26,9 @@ STACKS = {
 255 registers, and keeps some addresses of what it leaves at its end elsewhere, as does a tile of a state beside three
 products of a chunk. Three programs of a multiprocessor share its registers where chunks are prepared. Nothing else has
 a stack."""
-ALONE = {"attend_parts", "attend_rows", "states_kernel", "_stream_kernel", "gate_up_kernel", "down_kernel"}
+ALONE = {"attend_parts", "attend_rows", "states_kernel", "_stream_kernel"}
 """One program of it fills a multiprocessor: over heads of 256, with the next two chunks of columns on their way, or
-with 160 KiB of a weight, or 128 KiB of an expert and of a prompt's columns."""
+with 160 KiB of a weight."""
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.durable import DurableTier
@@ -24,6 +24,7 @@ def test_who_goes_first_holds_more_than_the_share_or_all_hold_the_same(used: dic
     assert all(amount <= share for tenant, amount in held.items() if tenant not in first)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from("abc"), min_size=30, max_size=60))
 def test_a_full_place_is_shared_alike_by_all_who_ask_for_more_than_their_part(asked: list[str]) -> None:
     """A piece a request, in a place for twelve. Whoever asked for a third of it or more has that, less a piece."""
