@@ -168,7 +168,7 @@ def slice_rows(model: str, target: Target, drafter: Drafter) -> list[dict[str, A
     found: list[dict[str, Any]] = []
     for tokens in SLICES:
         lanes = Lanes.at(target.config, 1, 0, tokens)
-        context, rows = draft_context(drafter.config, lanes), draft_rows(lanes)
+        context, rows = draft_context(drafter.config, lanes), draft_rows(drafter.config, lanes)
         columns = lanes.columns(torch.randint(0, target.public_rows, (1, tokens), device=DEVICE))
 
         def prefill(columns: Any = columns, lanes: Any = lanes, rows: Any = rows, context: Any = context) -> None:
