@@ -49,6 +49,7 @@ class Heard:
         self.times: dict[str, list[float]] = defaultdict(list)
         self.started: set[str] = set()
         self.ended: set[str] = set()
+        self.failed: list[str] = []
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -56,8 +57,10 @@ class Heard:
                 self.started.add(event.turn)
             case Tokens():
                 self.times[event.turn].append(time.perf_counter())
-            case Finished() | Failed():
+            case Finished():
                 self.ended.add(event.turn)
+            case Failed():
+                self.failed.append(f"{event.ref}: {event.message}")
             case _:
                 pass
 
@@ -105,7 +108,7 @@ def seconds_of(engine: Engine, heard: Heard, submit: Submit) -> float:
     begun = time.perf_counter()
     engine.execute(submit)
     while submit.turn not in heard.ended:
-        assert engine.step(), f"{submit.turn} has not ended, and there is nothing to do"
+        assert engine.step() and not heard.failed, heard.failed or f"{submit.turn} has not ended"
     return time.perf_counter() - begun
 
 
