@@ -65,7 +65,7 @@ def write(directory: Path, config: dict[str, Any], shapes: Shapes) -> int:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     numbers = torch.empty(min(BLOCK, bytes_of(shapes)), dtype=torch.bfloat16).normal_(std=STD)
-    block = memoryview(numbers.view(torch.uint8).numpy())
+    block = memoryview(numbers.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType] - before Python 3.12
     names = list(shapes)
     parts = {
         f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors": {name: shapes[name] for name in names[shard::SHARDS]}
