@@ -224,7 +224,7 @@ async def moves_of_27b(hashed: bool) -> dict[str, Any]:
         await departure.ahead("turn")
         began = time.perf_counter()
         captured = source.memory.capture(sequence, range(FRONTIER + 1), "decode", "turn_end")
-        source.sessions.replace(session.engine_id, [captured], "device")
+        source.sessions.replace(session.engine_id, [captured], "device", "t", shared=False)
         await departure.rest(order)
         arrival = arrivals.arrived(session.key, order)
         assert arrival is not None

@@ -172,7 +172,8 @@ def test_parts_are_summed_in_fp32_and_rounded_before_they_are_added(dtype: torch
     x = x[:, :4]
     parts = torch.ones(*x.shape[:-1], 9, x.shape[-1], dtype=dtype)
     parts[..., 0, :] = 256.0
-    total, normed = (t.cpu() for t in add_offset_rms_norm_triton(*(t.to(DEVICE) for t in (x, parts, weight)), EPS))
+    there = add_offset_rms_norm_triton(x.to(DEVICE), parts.to(DEVICE), weight.to(DEVICE), EPS)
+    total, normed = (part.cpu() for part in there)
     assert torch.equal(total, x + 264.0)
     oracles.rounds_like(normed.bfloat16(), offset_rms_norm(total, weight, EPS).double(), share=0.001)
     expected = add_offset_rms_norm(x, parts, weight, EPS)
