@@ -42,7 +42,9 @@ def message(text: str) -> dict[str, Any]:
 def test_answers_come_in_the_order_of_the_file_and_are_those_of_each_prompt_alone(tmp_path, monkeypatch):
     rounds: list[int] = []
     execute = Executor.run
-    monkeypatch.setattr(Executor, "run", lambda self, lanes: (rounds.append(len(lanes)), execute(self, lanes))[1])
+    monkeypatch.setattr(
+        Executor, "run", lambda self, lanes, *more: (rounds.append(len(lanes)), execute(self, lanes, *more))[1]
+    )
     batch = written(
         tmp_path / "in.jsonl",
         {"id": "long", "prompt": "Once upon a time", "max_tokens": 48},
