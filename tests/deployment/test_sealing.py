@@ -167,7 +167,11 @@ def test_of_two_that_begin_one_store_at_once_both_use_it(below: MemoryStore):
     assert first.get("v1/a") == b"one"
 
 
-@pytest.mark.parametrize("held", ["", " , ", "secretsecret", ONE[:-1], f"{ONE},secret"])
+@pytest.mark.parametrize(
+    "held",
+    ["", " , ", "secretsecret", ONE[:-1], f"{ONE},secret"],
+    ids=["empty", "commas", "no hexadecimal", "a digit short", "the second of two"],
+)
 def test_what_is_no_key_is_refused_by_the_variables_name_and_not_told(held: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, held)
     with pytest.raises(StateError, match=VARIABLE) as told:
