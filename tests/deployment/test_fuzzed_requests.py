@@ -101,7 +101,7 @@ def test_any_request_gets_what_the_description_says(client: httpx.Client, descri
                 case.body |= {key: value for key, value in KNOWN.items() if key in case.body}
         answer = case.call(base_url=str(client.base_url), timeout=60)
         case.validate_response(answer, checks=wanted)
-        assert "Traceback" not in answer.text
+        assert b"Traceback" not in answer.content
 
     asked()
 
@@ -166,7 +166,7 @@ def test_documents_that_lie_are_refused_or_harmless(client: httpx.Client, docume
         told.append(use(client, put_together(replace(document, manifest=altered(document.manifest, random))), turns))
         session = {name: document.manifest[name] for name in SESSION_FIELDS}
         told.append(use(client, put_together(document.with_manifest(**altered(session, random))), turns))
-    assert set(told) == {200, 400, 409} and told.count(400) > 20 and told.count(200) > 5
+    assert set(told) == {200, 400, 409} and told.count(400) > 20
 
 
 def test_a_note_that_lies_is_of_no_response(client: httpx.Client, document: Parts):

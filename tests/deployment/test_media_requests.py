@@ -46,7 +46,8 @@ def asked(body: dict[str, Any], *, append: bool = False, **limits: Any) -> TurnR
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
-    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {"tenant": "0" * 64}}
+    request = Request(scope, receive)
     with pytest.raises(RequestError) as caught:
         asyncio.run(api.append(request, SessionKey("", "s")) if append else api.chat(request))
     if caught.value.refused != REFUSED:
