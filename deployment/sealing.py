@@ -110,17 +110,18 @@ class SealedStore:
         self._store.delete(names)
 
     def opened(self, name: str, data: bytes) -> bytes:
-        """In clear. What is no whole object is given as it lies, and so is damaged to whoever knows what it should be.
-        StoreError where its key is none of those given: nobody may take that for damage, and remove it."""
+        """In clear. What is no whole object of that name is empty, and so is damaged to whoever asked for it: also one
+        in clear, which anybody could have put there. StoreError where its key is none of those given: nobody may take
+        that for damage, and remove it."""
         if len(data) < OVERHEAD or not data.startswith(_MAGIC):
-            return data
+            return b""
         key = self._keys.get(key_id(data))
         if key is None:
             raise StoreError("get", name, f"was encrypted with key {key_id(data).hex()}, which is not given any more")
         try:
             return key.cipher.decrypt(data[_HEAD_BYTES - _NONCE_BYTES : _HEAD_BYTES], data[_HEAD_BYTES:], name.encode())
         except InvalidTag:
-            return data
+            return b""
 
     def _sealed(self, name: str, data: Bytes) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)

@@ -88,7 +88,17 @@ def test_what_was_changed_is_damaged_and_what_was_moved_too(store: SealedStore, 
 def test_no_object_can_stand_in_anothers_place(store: SealedStore, below: MemoryStore):
     store.put("v1/a", b"one")
     below.content["v1/b"] = below.content["v1/a"]
-    assert store.get("v1/b") == below.content["v1/a"] != b"one"
+    assert store.get("v1/b") == b""
+
+
+def test_what_was_put_there_in_clear_is_not_believed(store: SealedStore, below: MemoryStore):
+    clear = MemoryStore()
+    publish(open_tier(clear, Clock()), "forged", [TEXT])
+    below.content |= clear.content
+    tier = open_tier(store, Clock())
+    assert tier.latest(KEY) is None
+    with pytest.raises((FormatError, StoreError)):
+        tier.segment(segment(TEXT).sha256)
 
 
 # ------------------------------------------------------------------------------------------------ keys
