@@ -72,7 +72,7 @@ def serve(
     prefill_chunk: Annotated[
         int | None, typer.Option(help="Tokens of one prefill slice; default: 512 on a CPU, 2048 on a GPU.")
     ] = None,
-    max_stall_ms: Annotated[float, typer.Option(help="A prefill slice keeps decoding turns waiting that long.")] = 60.0,
+    max_stall_ms: Annotated[float, typer.Option(help="A prefill slice keeps decoding turns waiting that long.")] = 70.0,
     queue_turns: Annotated[int, typer.Option(help="Turns that may wait on a replica.")] = 1024,
     queue_seconds: Annotated[float | None, typer.Option(help="A turn may wait that long; default: no limit.")] = None,
     tenant_lanes: Annotated[int | None, typer.Option(help="Turns of one API key that run together.")] = None,

@@ -79,7 +79,7 @@ class AppArgs(BaseModel):
     image_min_tokens: int | None = Field(default=None, ge=0)
     pages: int | None = Field(default=None, ge=1)
     prefill_chunk: int | None = Field(default=None, ge=1)
-    max_stall_ms: float = Field(default=60.0, gt=0)
+    max_stall_ms: float = Field(default=70.0, gt=0)
     queue_turns: int = Field(default=1024, ge=1)
     queue_seconds: float | None = Field(default=None, ge=0)
     tenant_lanes: int | None = Field(default=None, ge=1)

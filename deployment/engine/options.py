@@ -77,7 +77,7 @@ class EngineOptions:
     proposal_head: Path | None = None
     yarn_factor: float | None = None
     public_rows: int | None = None
-    max_stall_ms: float = 60.0
+    max_stall_ms: float = 70.0
     queue_turns: int = 1024
     queue_seconds: float | None = None
     tenant_lanes: int | None = None
