@@ -100,7 +100,8 @@ class Side:
         self.memory = StateMemory(GEOMETRY_27B, 2 * pages_for(FRONTIER), 1, 3)
         self.sessions = SessionTable(self.memory, lambda session: None)
         target = SimpleNamespace(public_rows=1 << 20)
-        models: Any = SimpleNamespace(fingerprint={"weights": "random", "tokenizer": "none"}, target=target)
+        fingerprint = {"weights": "random", "tokenizer": "none"}
+        models: Any = SimpleNamespace(fingerprint=fingerprint, target=target, vision=None)
         options = EngineOptions(DEMO / "target")
         self.exchange = StateExchange(models, options, self.memory, self.sessions, time.monotonic)
 

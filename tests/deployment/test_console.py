@@ -237,6 +237,23 @@ def test_a_session_is_moved_to_the_replica_that_was_chosen(page: Any):
     assert page.execute_script("return window.moves") == [["/v1/sessions/one/migrate", '{"to":"b"}']]
 
 
+TAKEN_OVER = """
+const told = arguments[arguments.length - 1];
+const said = [];
+import("/console/known.js").then(({Known}) => {
+  const known = new Known((text) => said.push(text));
+  const looks = [["a", "1.1"], ["a", "1.1"], [null, "1.1"], [null, "2.1"], ["b", "2.1"], ["b", "2.1"]];
+  for (const [replica, epoch] of looks) known.noteSessions([{id: "trip", replica, epoch}], 0);
+  told(said);
+});
+"""
+"""A session is looked at while it has an owner, has lost it, is being taken over, and has another one."""
+
+
+def test_a_takeover_is_told_once_with_both_owners_however_it_is_looked_at(page: Any):
+    assert page.execute_async_script(TAKEN_OVER) == ["Session trip: owner a to b, epoch 1.1 to 2.1."]
+
+
 def test_whatever_a_session_says_is_text(page: Any, url: str):
     """A name cannot hold all of it, but a message can, and what a model writes."""
     use_key(page, "text")

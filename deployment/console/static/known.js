@@ -28,19 +28,23 @@ export class Known {
     this.replicas = now;
   }
 
-  /** `began`: when the list was asked for, which cannot have what was made since. */
+  /** `began`: when the list was asked for, which cannot have what was made since. Of each session it is kept who owned
+   *  it last: one whose owner dies has none until somebody takes it over. */
   noteSessions(found, began) {
     const now = new Map([...this.sessions].filter(([, session]) => session.made > began));
     for (const session of found) {
       if (this.removedAt.get(session.id) > began) continue;
       const before = this.sessions.get(session.id);
-      const moved = before !== undefined && before.made === undefined && before.epoch !== session.epoch;
-      if (moved) {
-        const owners = `${before.replica ?? "nobody"} to ${session.replica ?? "nobody"}`;
-        this.tell(`Session ${session.id}: owner ${owners}, epoch ${before.epoch} to ${session.epoch}.`);
+      const first = before === undefined || before.made !== undefined;
+      const { replica, epoch } = session;
+      const owned = first || replica !== null ? { replica, epoch } : before.owned;
+      if (!first && owned.epoch !== before.owned.epoch) {
+        const owners = `${before.owned.replica ?? "nobody"} to ${replica}`;
+        this.tell(`Session ${session.id}: owner ${owners}, epoch ${before.owned.epoch} to ${epoch}.`);
       }
-      const stale = moved || (before?.stale ?? true);
-      now.set(session.id, { turns: [], checkpoints: [], looked: 0, ...before, ...session, made: undefined, stale });
+      const stale = first || before.stale || before.epoch !== epoch;
+      const more = { owned, made: undefined, stale };
+      now.set(session.id, { turns: [], checkpoints: [], looked: 0, ...before, ...session, ...more });
     }
     this.sessions = now;
   }
