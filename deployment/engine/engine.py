@@ -85,7 +85,8 @@ class Engine:
 
     `emit` receives every event, in order, from inside these calls: on a card those of a round from inside the next
     `step`, once its round is launched, unless there is nothing to launch. `clock`: seconds, never going back.
-    `durable`: this engine's access to the durable tier, if there is one.
+    `durable`: this engine's access to the durable tier, if there is one. `beside`: whether the device works while the
+    host does; by default, whether it is a card.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Engine:
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
         durable: DurableSessions | None = None,
+        beside: bool | None = None,
     ) -> None:
         self.models = models
         self._options = options
@@ -102,7 +104,7 @@ class Engine:
         self._tally = Tally(models.draft_tokens, self._laps)
         self._outbox = Outbox(self._tally.counting(emit))
         self._emit = emit = self._outbox.send
-        self._beside = models.device.type == "cuda"  # the device works while the host does
+        self._beside = models.device.type == "cuda" if beside is None else beside
         self._clock = clock
         self._durable = durable
         self.memory = state_memory(models, options)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from deployment.engine.messages import Finished, Round, Sampling, Submit
+from deployment.engine.messages import Event, Finished, Round, Sampling, Submit, Tokens
+from deployment.engine.runners import Deliver, Ended, Runner, ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.keeper import SessionKeeper
 from deployment.ownership.log import Numbered
@@ -21,6 +24,7 @@ from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Moved, Opened, TurnEvent, TurnRequest
 from tests.engine.driving import models, options, prompt
 
+OPTIONS = options("dflash2", lanes=2, images=4)
 PROMPT = Prompt(prompt(0), len(prompt(0)) - 1)
 REQUEST = TurnRequest("0" * 32, "history", (), max_tokens=24)
 SUBMIT = Submit(
@@ -83,9 +87,36 @@ class Turn:
                 return
 
 
-def run(steps: Callable[[EngineService], Awaitable[None]]) -> None:
+class Held:
+    """Keeps an engine that has published so many ids of a turn from going on: who stops the turn in its middle is never
+    too late, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._ids = math.inf
+        self._released = threading.Event()
+
+    def runner(self, deliver: Deliver, ended: Ended) -> Runner:
+        def held(events: Sequence[Event]) -> None:
+            deliver(events)
+            self._ids -= sum(len(event.token_ids) for event in events if isinstance(event, Tokens))
+            if self._ids <= 0:
+                assert self._released.wait(60), "nobody has stopped the turn"
+
+        return ThreadRunner(models("dflash2"), OPTIONS, held, ended)
+
+    async def stopped(self, turn: Turn, ids: int) -> None:
+        """The next turn of the engine, which has not begun yet, is stopped after so many ids."""
+        self._ids = ids
+        await turn.until(ids)
+        stopping = asyncio.create_task(turn.running.suspend())
+        await asyncio.sleep(0)  # the engine is asked to
+        self._released.set()
+        await stopping
+
+
+def run(steps: Callable[[EngineService], Awaitable[None]], held: Held | None = None) -> None:
     async def scenario() -> None:
-        service = EngineService(models("dflash2"), options("dflash2", lanes=2, images=4))
+        service = EngineService(models("dflash2"), OPTIONS, held and held.runner)
         try:
             async with asyncio.timeout(60):
                 await steps(service)
@@ -150,8 +181,7 @@ def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happ
     async def steps(service: EngineService) -> None:
         expected = await Turn(service).told()
         turn = Turn(service)
-        await turn.until(6)
-        await turn.running.suspend()
+        await held.stopped(turn, 6)
         told = list(turn.log.records)
         await asyncio.sleep(0.05)
         assert turn.log.records == told and not turn.stream.over
@@ -164,7 +194,8 @@ def test_a_turn_that_is_stopped_goes_on_here_or_elsewhere_as_if_nothing_had_happ
             events = rest
         assert_same(events, expected)
 
-    run(steps)
+    held = Held()
+    run(steps, held)
 
 
 def test_a_turn_that_has_ended_cannot_be_stopped_any_more():
@@ -185,14 +216,14 @@ def test_a_turn_that_is_cancelled_while_it_stands_still_or_before_it_began_does_
         last = (await early.told())[-1]
         assert getattr(last, "finish_reason", "") == "cancelled" or getattr(last, "code", "") == "turn_cancelled"
         turn = Turn(service, submit=long)
-        await turn.until(4)
-        await turn.running.suspend()
+        await held.stopped(turn, 4)
         turn.running.cancel()
         turn.running.go_on(None)
         last = (await turn.told())[-1]
         assert isinstance(last, Closed) and last.finish_reason == "cancelled" and last.completion_tokens < 200
 
-    run(steps)
+    held = Held()
+    run(steps, held)
 
 
 def test_a_turn_whose_session_is_another_owners_logs_nothing_more():

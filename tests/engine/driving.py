@@ -70,12 +70,18 @@ def alone(
 class Driver:
     """An engine and all events that it has emitted."""
 
-    def __init__(self, backend: str = "none", draft_tokens: int | None = None, **more: Any) -> None:
+    def __init__(
+        self, backend: str = "none", draft_tokens: int | None = None, beside: bool | None = None, **more: Any
+    ) -> None:
+        """`beside`: as an `Engine` has it; `more`: options."""
         self.events: list[Event] = []
         more.setdefault("check_invariants", True)
         loaded = {name: more[name] for name in LOADED if name in more}
         self.engine = Engine(
-            models(backend, draft_tokens, **loaded), options(backend, draft_tokens, **more), self.events.append
+            models(backend, draft_tokens, **loaded),
+            options(backend, draft_tokens, **more),
+            self.events.append,
+            beside=beside,
         )
 
     def submit(self, prompt_ids: tuple[int, ...], **fields: Any) -> str:

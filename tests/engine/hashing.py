@@ -176,8 +176,10 @@ class Clock:
         return self.now
 
 
-def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: Any) -> Engine:
-    """An engine whose model is a hash."""
+def hash_engine(
+    clock: Clock, events: list[Event], context: int = 256, beside: bool | None = None, **more: Any
+) -> Engine:
+    """An engine whose model is a hash. `beside`: as an `Engine` has it; `more`: options."""
     options = EngineOptions(model=TARGET, context=context, **{"check_invariants": True, **more})
     models: Any = SimpleNamespace(
         context=context,
@@ -192,6 +194,6 @@ def hash_engine(clock: Clock, events: list[Event], context: int = 256, **more: A
         draft_tokens=DRAFT_TOKENS,
         fingerprint=None,
     )
-    engine = Engine(models, options, events.append, clock)
+    engine = Engine(models, options, events.append, clock, beside=beside)
     engine._executor = HashExecutor(engine.memory)  # pyright: ignore
     return engine

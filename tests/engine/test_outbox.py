@@ -11,9 +11,7 @@ from tests.engine.driving import Driver, prompt, seeded
 
 def driver_beside() -> Driver:
     """An engine that takes its device for one that works while the host does."""
-    driver = Driver("dflash2", 7, lanes=2, context=512)
-    driver.engine._beside = True
-    return driver
+    return Driver("dflash2", 7, beside=True, lanes=2, context=512)
 
 
 def rounds_told(driver: Driver) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
 import pytest
 
@@ -259,13 +262,28 @@ def parent_of_an_engine(module: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
+def lines_of(parent: subprocess.Popen[str], seconds: float = 120.0) -> Iterator[str]:
+    """What it prints. Who waits so long for a line waits in vain: `queue.Empty`."""
+    assert parent.stdout is not None
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read(output: IO[str]) -> None:
+        for line in output:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, args=(parent.stdout,), daemon=True).start()
+    while line := lines.get(timeout=seconds):
+        yield line
+
+
 @pytest.mark.parametrize("loaded", [False, True], ids=["while it loads", "while it decodes"])
 def test_an_engine_ends_with_its_killed_parent(loaded):
     with parent_of_an_engine(__name__) as parent:
-        assert parent.stdout is not None
-        engine = int(parent.stdout.readline())
+        lines = lines_of(parent)
+        engine = int(next(lines))
         if loaded:
-            assert any(line == "Tokens\n" for line in parent.stdout)
+            assert "Tokens\n" in lines
         assert alive(engine)
         parent.kill()
         assert gone_within(1.0, engine)

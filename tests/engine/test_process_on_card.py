@@ -10,7 +10,7 @@ import torch
 
 from deployment.engine.messages import Submit
 from tests.engine.driving import models, options, prompt
-from tests.engine.test_process import gone_within, parent_of_an_engine
+from tests.engine.test_process import gone_within, lines_of, parent_of_an_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -30,10 +30,10 @@ def free() -> int:
 def test_an_engine_ends_with_its_killed_parent_and_the_card_has_its_memory_back(loaded):
     before = free()
     with parent_of_an_engine(__name__) as parent:
-        assert parent.stdout is not None
-        engine = int(parent.stdout.readline())
+        lines = lines_of(parent)
+        engine = int(next(lines))
         if loaded:
-            assert any(line == "Tokens\n" for line in parent.stdout)
+            assert "Tokens\n" in lines
             assert free() < before - PAGES * models("dflash2").geometry.target_page_bytes
         else:
             until(lambda: free() < before - SLACK, time.monotonic() + 60)

@@ -43,6 +43,7 @@ class World:
             self.clock,
             self.events,
             CONTEXT,
+            beside,
             tenant_lanes=TENANT_LANES,
             tenant_queued_tokens=900,
             queue_turns=12,
@@ -50,7 +51,6 @@ class World:
             prefill_chunk=128,
             **options,
         )
-        self.engine._beside = beside
         self.submits: dict[str, Submit] = {}
         self.cancelled: set[str] = set()
         self.steps_done = 0

@@ -1,0 +1,1 @@
+"""Tests that share one Ray cluster with two replicas of the demo model, driven over HTTP."""
