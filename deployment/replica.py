@@ -147,7 +147,7 @@ class EngineReplica:
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
-        self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.make_room_of)
+        self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._forking = Forking(self._service, self._keeper)
         self._lanes = args.lanes
@@ -375,7 +375,7 @@ class EngineReplica:
 
     async def _export(self, route: Route, key: SessionKey) -> ExportedSession:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return ExportedSession(await self._keeper.document(session))
+        return ExportedSession(await self._keeper.copies.document(session))
 
     async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
@@ -426,7 +426,7 @@ class EngineReplica:
     async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, untouched=True)
         device = (await self._inspected(session.engine_id)).checkpoints
-        return self._info_of(session, self._keeper.checkpoints(session, device))
+        return self._info_of(session, self._keeper.copies.checkpoints(session, device))
 
     def _info_of(self, session: Session, checkpoints: tuple[PlacedCheckpoint, ...]) -> SessionInfo:
         return SessionInfo(

@@ -61,6 +61,13 @@ class Session:
         """Whether a turn could begin."""
         return self.running is None and not self.moving
 
+    async def idle(self) -> bool:
+        """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
+        turn = self.running
+        if turn is not None and turn.abandoned:
+            await turn.ended()
+        return self.free
+
     def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
         """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
         past = self.record()
