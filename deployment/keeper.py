@@ -106,8 +106,10 @@ class SessionKeeper:
         for task in self._tasks:
             task.cancel()
 
-    def __len__(self) -> int:
-        return len(self._sessions)
+    @property
+    def named(self) -> int:
+        """How many sessions of clients it holds: a turn with a key alone has one too, which none can name."""
+        return sum(not session.keyed for session in self._sessions.values())
 
     def all(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())

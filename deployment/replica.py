@@ -17,6 +17,7 @@ import ray
 from ray import serve
 
 from deployment.arrivals import Arrivals
+from deployment.checkpoint_places import KindAt
 from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
@@ -75,7 +76,7 @@ STUCK_END_SECONDS = 12.0
 the next check sees."""
 
 MEASURED_SECONDS = 1.0
-"""How long a scrape may wait for the engine: less than its ingress waits for the replica."""
+"""How long who only looks may wait for the engine: less than a scrape's ingress waits for the replica."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -425,8 +426,15 @@ class EngineReplica:
 
     async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, untouched=True)
-        device = (await self._inspected(session.engine_id)).checkpoints
-        return self._info_of(session, self._keeper.copies.checkpoints(session, device))
+        return self._info_of(session, self._keeper.copies.checkpoints(session, await self._on_device(session)))
+
+    async def _on_device(self, session: Session) -> tuple[KindAt, ...]:
+        """What the engine has of a session; nothing if it does not say so soon, as in a long step, or stuck."""
+        try:
+            return (await asyncio.wait_for(self._inspected(session.engine_id), MEASURED_SECONDS)).checkpoints
+        except TimeoutError:
+            log.info("the engine does not say what it has of session %s", session.key)
+            return ()
 
     def _info_of(self, session: Session, checkpoints: tuple[PlacedCheckpoint, ...]) -> SessionInfo:
         return SessionInfo(
@@ -466,7 +474,7 @@ class EngineReplica:
             model=self._model,
             backend=self._service.options.backend,
             context_limit=self._service.context_limit,
-            sessions=len(self._keeper),
+            sessions=self._keeper.named,
             running=self._turns.running,
             engine=answer.facts,
             temperature=self._service.generation_defaults.temperature,
