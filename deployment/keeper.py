@@ -82,7 +82,15 @@ class SessionKeeper:
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
         self.copies = SessionCopies(
-            cluster.node, service, self._owned, durable, self.transfers, self._sessions, self.held, self._spawn
+            cluster.node,
+            service,
+            self._owned,
+            durable,
+            self.transfers,
+            self._sessions,
+            self.held,
+            self.end,
+            self._spawn,
         )
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
@@ -493,6 +501,13 @@ class SessionKeeper:
                 raise session_unavailable(session.key.session, why) from None
             finally:
                 session.moving = False
+
+    async def end(self, session: Session) -> None:
+        """The same of one that nobody asked to delete. It stays where its copies do not answer."""
+        try:
+            await self.delete(session, time.time())
+        except RequestError as error:
+            log.info("session %s is not ended: %s", session.key, error)
 
     async def abandon(self, session: Session) -> None:
         """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""

@@ -35,7 +35,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
-from deployment.keyed_expiry import KeyedExpiry
+from deployment.keyed_expiry import KEPT_SHARE, KeyedExpiry
 from deployment.logs import set_up
 from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
@@ -151,6 +151,7 @@ class EngineReplica:
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._forking = Forking(self._service, self._keeper)
+        self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
@@ -173,7 +174,7 @@ class EngineReplica:
         if not self._started:
             self._started = True
             self._keeper.start(self._desk.resume, self._drainer.told)
-            self._expiring = asyncio.create_task(KeyedExpiry(self._keeper, self._cluster).watch())
+            self._expiring = asyncio.create_task(self._keyed.watch())
 
     async def check_health(self) -> None:
         self._start()

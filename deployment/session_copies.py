@@ -45,10 +45,11 @@ class SessionCopies:
         transfers: Transfers,
         sessions: Mapping[SessionKey, Session],
         held: Callable[[SessionKey], Session | None],
+        end: Callable[[Session], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`sessions`: all of the replica's, as they come and go; `held`: one that it may commit to, as far as it knows;
-        `spawn` runs what nobody waits for."""
+        `end` deletes one; `spawn` runs what nobody waits for."""
         self._node = node
         self._service = service
         self._owned = owned
@@ -56,6 +57,7 @@ class SessionCopies:
         self._transfers = transfers
         self._sessions = sessions
         self._held = held
+        self._end = end
         self._spawn = spawn
         self._copying = Locks()
 
@@ -125,26 +127,40 @@ class SessionCopies:
         self._spawn(self.make_room(message.key))
 
     async def make_room(self, asking: SessionKey) -> None:
-        """The longest idle session, or the one whose image is too large, is kept by its ledger alone: one of a tenant
-        that holds more than its share here, if one of those rests."""
+        """What has rested longest goes, or the image that is too large: a tenant's that holds more than its share here,
+        if anything of those rests."""
         used: Counter[str] = Counter()
         for session in self._sessions.values():
-            used[session.key.tenant] += session.copied
+            used[session.key.tenant] += self.bytes_of(session)
         first = first_to_go(used)
 
-        def rank(session: Session) -> tuple[bool, bool, int]:
-            return session.key.tenant not in first, session.key != asking, session.order
+        def rank(session: Session) -> tuple[bool, bool, bool, float]:
+            return session.key.tenant not in first, session.keyed, session.key != asking, session.rests_since
 
-        await self._lighten(min(self._resting(), key=rank, default=None))
+        await self._let_go(min(self._resting(), key=rank, default=None))
 
     def make_room_of(self, tenant: str) -> None:
-        """The longest idle session of a tenant is kept by its ledger alone, soon."""
+        """What has rested longest of a tenant's goes, soon."""
         own = [session for session in self._resting() if session.key.tenant == tenant]
-        self._spawn(self._lighten(min(own, key=lambda session: session.order, default=None)))
+        first = min(own, key=lambda session: (session.keyed, session.rests_since), default=None)
+        self._spawn(self._let_go(first))
+
+    def bytes_of(self, session: Session) -> int:
+        """What each of its copies takes, of a turn's own session its log."""
+        return self._owned.logged(session.key) if session.keyed else session.copied
 
     def _resting(self) -> list[Session]:
-        """Sessions whose copies have images, and in which no turn runs."""
-        return [session for session in self._sessions.values() if session.free and session.checkpoints]
+        """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or
+        else the log of a turn that is over, which somebody may still ask for."""
+        sessions = [session for session in self._sessions.values() if session.free]
+        return [session for session in sessions if (session.turns if session.keyed else session.checkpoints)]
+
+    async def _let_go(self, session: Session | None) -> None:
+        if session is not None and session.keyed:
+            log.warning("a turn with an idempotency key is forgotten before its time: %d bytes", self.bytes_of(session))
+            await self._end(session)
+        else:
+            await self._lighten(session)
 
     async def _lighten(self, session: Session | None) -> None:
         if session is not None and session.key in self._owned:

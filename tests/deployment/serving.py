@@ -23,6 +23,7 @@ from deployment.engine.service import EngineService
 from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
+from deployment.keyed_expiry import KeyedExpiry
 from deployment.last_call import LastCall
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import Placed
@@ -78,6 +79,7 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._drainer = Drainer(a.keeper)
     replica._forking = Forking(a.service, a.keeper)
     replica._cluster = _Cluster(world)  # pyright: ignore
+    replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)
     replica._arrivals = a.arrivals
     replica._desk = TurnDesk(
         "a", "demo", a.service, a.keeper, replica._prompter, replica._turns, 30.0, call_later

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
+from deployment.keyed_turns import KEYED
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, SessionKey
@@ -28,6 +30,7 @@ from state.errors import StateError
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
 from tests.deployment.in_process import FakeService, Replica, World, packed
+from tests.state.samples import TURN
 
 KEY = SessionKey("t" * 64, "one")
 PROMPT = Prompt((5, 6, 7), 2)
@@ -740,6 +743,31 @@ def test_where_a_store_has_no_room_they_go_first_who_hold_more_than_their_share(
         assert [export.session for export in a.service.exports] == [one.engine_id, two.engine_id]
         await a.keeper.copies.make_room(small.key)
         assert a.service.exports[-1].session == small.engine_id, "nobody else's rests here: publishing must go on"
+
+    run(steps)
+
+
+def test_where_a_store_has_no_room_what_rests_longest_goes_and_turns_with_a_key_alone_after_all_images():
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        sessions = []
+        for name, ended in (("younger", 40.0), ("older", 30.0), (f"{KEYED}younger", 20.0), (f"{KEYED}older", 10.0)):
+            session = await a.keeper.create_empty(SessionKey(KEY.tenant, name))
+            session.ledger, session.turns = (1, 2, 3), [replace(TURN, ended_at=ended)]
+            if not session.keyed:
+                session.checkpoints, session.copied = (("turn_end", 3),), 5000
+            sessions.append(session)
+        younger, older, keyed, _ = sessions
+        await a.keeper.write(older.key, [HeadMoved(NOTHING, None, 0)] * 3)  # how long a log is says nothing of its age
+        keyed.running = object()  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(4):
+            await a.keeper.copies.make_room(keyed.key)
+        assert [export.session for export in a.service.exports] == [older.engine_id, younger.engine_id]
+        assert [one.key for one in a.keeper.all()] == [younger.key, older.key, keyed.key], "one that runs never goes"
+        keyed.running = None
+        a.keeper.copies.make_room_of(KEY.tenant)
+        while a.keeper.held(keyed.key) is not None:
+            await asyncio.sleep(0.01)
 
     run(steps)
 
