@@ -105,7 +105,7 @@ class Forking:
     # -------------------------------------------------------------------------------------------- inside
 
     async def _at_rest(self, session: Session, why_not: str) -> None:
-        if not await self._keeper.idle(session):
+        if not await session.idle():
             raise session_busy(session.key.session, why_not)
 
     @contextlib.contextmanager

@@ -8,38 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
+import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 from ray.exceptions import RayError
 
 from deployment import wire
 from deployment.arrivals import Arrival, Arrivals
-from deployment.checkpoint_places import KindAt, placed
 from deployment.cluster.owned_sessions import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere, OwnedSessions, Transport
 from deployment.cluster.transport import Cluster
-from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
-from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Drop, Export, Exported, Hit
+from deployment.durable_copies import DurableCopies
+from deployment.engine.errors import EngineError
+from deployment.engine.messages import Drop, Hit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
 from deployment.moving import Departure, NotMoved, Send
 from deployment.ownership.log import Deleted, HeadMoved, Numbered
-from deployment.ownership.messages import Drain, NoRoom, Offer, Opened, Placed, Wait
+from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
+from deployment.session_copies import SessionCopies
 from deployment.session_log import LoggedTurn
 from state.errors import StateError
-from state.fair_share import first_to_go
 from state.session_record import SessionRecord
 
 KEPT_SECONDS = 30.0
@@ -77,17 +75,26 @@ class SessionKeeper:
         self._durable = durable
         self._owned = OwnedSessions(
             replica, cluster.node, transport, opened=self._reopened, fenced=self._fenced,
-            copies_lost=self._copies_lost, no_room=self._no_room, offered=self._offered,
+            copies_lost=self._copies_lost, no_room=lambda message: self.copies.no_room(message), offered=self._offered,
             drain=lambda message: self._drain(message),
         )  # fmt: skip
         self.transfers = Transfers()
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
+        self.copies = SessionCopies(
+            cluster.node,
+            service,
+            self._owned,
+            durable,
+            self.transfers,
+            self._sessions,
+            self.held,
+            self.end,
+            self._spawn,
+        )
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
-        self._copying = Locks()
         self._deleting = Locks()
-        self._calls = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
         self._drain: Callable[[Drain], None] = lambda message: None
@@ -100,15 +107,17 @@ class SessionKeeper:
         self._drain = drain
         self._owned.start()
         self._durable.start()
-        self._spawn(self._publish_idle())
+        self._spawn(self.copies.publish_idle())
 
     def close(self) -> None:
         self._owned.close()
         for task in self._tasks:
             task.cancel()
 
-    def __len__(self) -> int:
-        return len(self._sessions)
+    @property
+    def named(self) -> int:
+        """How many sessions of clients it holds: a turn with a key alone has one too, which none can name."""
+        return sum(not session.keyed for session in self._sessions.values())
 
     def all(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())
@@ -270,14 +279,14 @@ class SessionKeeper:
     async def recorded(self, session: Session) -> None:
         """Something was added to the session's record between two turns: all copies have it when this returns."""
         await self.settle_again(session)
-        await self._make_durable(session)
+        await self.copies.make_durable(session)
 
     async def _settle(self, session: Session, turn: str | None) -> None:
         still = session.moving
         session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
         try:
             await self.write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
-            await self.copy(session)
+            await self.copies.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
         except (NotOwned, TimeoutError):
@@ -345,7 +354,7 @@ class SessionKeeper:
         """A session that came with its state, which no store has yet, and which may not even have been checked."""
         if not await self._arrivals.verified(arrival):
             await self._begin_again(session)
-        await self.copy(session)
+        await self.copies.copy(session)
 
     async def _begin_again(self, session: Session) -> None:
         """The engine has dropped the session's state: its turn goes on from the ledger. One that is suspended does so
@@ -402,104 +411,6 @@ class SessionKeeper:
         except TimeoutError:
             raise session_unavailable(key.session, "its copies do not answer") from None
 
-    # -------------------------------------------------------------------------------------------- copies
-
-    async def copy(self, session: Session) -> None:
-        """Gives an image of the session to all its copies, in the background."""
-        key = session.key
-        if session.keyed:
-            return  # its log says all of it
-        async with self._copying.of(key):
-            if self.held(key) is not session:
-                return
-            sequence = session.order = self._owned.end(key).sequence
-            try:
-                began = time.perf_counter()
-                document, frontiers = await self._export(session)
-                self.transfers.copied(len(document), time.perf_counter() - began)
-                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
-            except EngineError as error:
-                if error.code != UNKNOWN_SESSION:
-                    raise
-                log.warning("no image of session %s: nothing was ever committed to it", key)
-            except (NotOwned, StateError) as error:
-                log.info("no image of session %s: %s", key, error)
-
-    def checkpoints(self, session: Session, device: Collection[KindAt]) -> tuple[wire.PlacedCheckpoint, ...]:
-        """Where its state lies. `device`: what the engine has of it."""
-        members, durable = self._owned.members(session.key), self._durable.checkpoints(session.key)
-        return placed(device, session.checkpoints, members, self._cluster.node, durable)
-
-    def turn_began(self, session: Session) -> None:
-        if not session.alone:
-            self._durable.turn_began(session.key)
-
-    async def turn_ended(self, session: Session) -> None:
-        """What the session is now goes to its copies, and becomes durable."""
-        await self.copy(session)
-        await self._make_durable(session)
-
-    async def _make_durable(self, session: Session) -> None:
-        if not session.alone:
-            await self._durable.turn_ended(session)
-
-    async def _publish_idle(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE_CHECK_SECONDS)
-            await self._durable.publish_idle(self.held)
-
-    async def document(self, session: Session) -> np.ndarray:
-        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
-        if not await self.idle(session):
-            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
-        if not session.ledger:
-            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
-            raise RequestError(409, "session_empty", message, "session")
-        return (await self._export(session))[0]
-
-    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
-        command = Export(self._call(), session.engine_id, session.record(), checkpoints, session.foreign)
-        exported = await self._service.call(command)
-        assert isinstance(exported, Exported)
-        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        session.copied = len(exported.document)
-        return np.frombuffer(exported.document, np.uint8), exported.frontiers
-
-    def _no_room(self, message: NoRoom) -> None:
-        log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
-        self._spawn(self._make_room(message.key))
-
-    async def _make_room(self, asking: SessionKey) -> None:
-        """The longest idle session, or the one whose image is too large, is kept by its ledger alone: one of a tenant
-        that holds more than its share here, if one of those rests."""
-        used: Counter[str] = Counter()
-        for session in self._sessions.values():
-            used[session.key.tenant] += session.copied
-        first = first_to_go(used)
-
-        def rank(session: Session) -> tuple[bool, bool, int]:
-            return session.key.tenant not in first, session.key != asking, session.order
-
-        await self._lighten(min(self._resting(), key=rank, default=None))
-
-    def make_room_of(self, tenant: str) -> None:
-        """The longest idle session of a tenant is kept by its ledger alone, soon."""
-        own = [session for session in self._resting() if session.key.tenant == tenant]
-        self._spawn(self._lighten(min(own, key=lambda session: session.order, default=None)))
-
-    def _resting(self) -> list[Session]:
-        """Sessions whose copies have images, and in which no turn runs."""
-        return [session for session in self._sessions.values() if session.free and session.checkpoints]
-
-    async def _lighten(self, session: Session | None) -> None:
-        if session is not None and session.key in self._owned:
-            try:
-                sequence = session.order = self._owned.end(session.key).sequence
-                document, frontiers = await self._export(session, checkpoints=False)
-                self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
-            except (NotOwned, StateError, EngineError) as error:
-                log.info("session %s keeps its image: %s", session.key, error)
-
     # -------------------------------------------------------------------------------------------- giving, losing
 
     async def move(self, session: Session, destination: str) -> wire.Movement | None:
@@ -552,13 +463,6 @@ class SessionKeeper:
         except (NotOwned, RequestError, EngineError) as error:
             log.info("session %s, which %s offered, was not taken: %s", offer.key, offer.source, error)
 
-    async def idle(self, session: Session) -> bool:
-        """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
-        turn = session.running
-        if turn is not None and turn.abandoned:
-            await turn.ended()
-        return session.free
-
     async def forget(self, session: Session) -> None:
         """Drops what this replica has of a session, on the device too."""
         if self._sessions.get(session.key) is not session:
@@ -597,6 +501,13 @@ class SessionKeeper:
                 raise session_unavailable(session.key.session, why) from None
             finally:
                 session.moving = False
+
+    async def end(self, session: Session) -> None:
+        """The same of one that nobody asked to delete. It stays where its copies do not answer."""
+        try:
+            await self.delete(session, time.time())
+        except RequestError as error:
+            log.info("session %s is not ended: %s", session.key, error)
 
     async def abandon(self, session: Session) -> None:
         """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
@@ -673,7 +584,7 @@ class SessionKeeper:
         self._spawn(self._drop(session))
 
     async def _drop(self, session: Session) -> None:
-        await self._service.call(Drop(self._call(), session.engine_id))
+        await self._service.call(Drop(secrets.token_hex(8), session.engine_id))
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -685,6 +596,3 @@ class SessionKeeper:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a part of the session keeper failed", exc_info=task.exception())
-
-    def _call(self) -> str:
-        return f"{self._replica}-{next(self._calls)}"

@@ -19,10 +19,15 @@ from deployment.ownership.messages import Placed
 from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
 
+LOOK_SECONDS = 5.0
 SWEEP_SECONDS = 300.0
 
 KEPT_TURNS = 4096
-"""Of one replica; beyond it the longest ended ones go before their time."""
+"""Of one replica; beyond it, and beyond so many bytes, the longest ended ones go before their time."""
+
+KEPT_SHARE = 32
+"""One part in so many of a node's host store is a replica's for their logs: eight replicas of a node, and the second
+copies of others', leave half of it for sessions."""
 
 log = logging.getLogger("ray.serve")
 
@@ -34,29 +39,37 @@ class Unowned(Protocol):
 
 
 class KeyedExpiry:
-    """Of those that one replica owns. `unix`: seconds since 1970."""
+    """Of those that one replica owns. `kept_bytes`: of all their logs; `unix`: seconds since 1970."""
 
-    def __init__(self, keeper: SessionKeeper, cluster: Unowned, unix: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, keeper: SessionKeeper, cluster: Unowned, kept_bytes: int, unix: Callable[[], float] = time.time
+    ) -> None:
         self._keeper = keeper
         self._cluster = cluster
+        self._kept_bytes = kept_bytes
         self._unix = unix
 
     async def watch(self) -> None:
+        swept = time.monotonic()
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
             try:
-                await self.sweep()
+                await self.end_surplus()
+                if time.monotonic() - swept > SWEEP_SECONDS:
+                    swept = time.monotonic()
+                    await self.sweep()
             except Exception:  # the next one may see more
                 log.exception("turns with an idempotency key could not be looked after")
+
+    async def end_surplus(self) -> None:
+        """Ends those whose time is over, and those that are too many."""
+        for session in self._over():
+            await self._keeper.end(session)
 
     async def sweep(self) -> None:
         """Those of replicas that are gone are taken over, after all else, so that no fault of theirs keeps the others:
         nobody else would ever end them."""
-        for session in self._over():
-            try:
-                await self._keeper.delete(session, self._unix())
-            except RequestError as error:
-                log.info("a keyed turn is not ended: %s", error)
+        await self.end_surplus()
         try:
             orphans = await self._cluster.unowned(KEYED)
         except (RayError, TimeoutError) as error:
@@ -69,12 +82,15 @@ class KeyedExpiry:
                 log.info("a keyed turn is not taken over: %s", error)
 
     def _over(self) -> list[Session]:
-        resting = [one for one in self._keeper.all() if one.keyed and one.free and one.turns]
-        resting.sort(key=_ended_at)
-        surplus = max(0, len(resting) - KEPT_TURNS)
+        keyed = [one for one in self._keeper.all() if one.keyed]
+        resting = sorted((one for one in keyed if one.free and one.turns), key=lambda one: one.rests_since)
+        bytes_of = self._keeper.copies.bytes_of
+        surplus = len(resting) - KEPT_TURNS
+        surplus_bytes = sum(map(bytes_of, keyed)) - self._kept_bytes
         now = self._unix()
-        return [one for place, one in enumerate(resting) if place < surplus or _ended_at(one) + KEPT_SECONDS < now]
-
-
-def _ended_at(session: Session) -> float:
-    return session.turns[-1].ended_at
+        over: list[Session] = []
+        for one in resting:
+            if surplus > 0 or surplus_bytes > 0 or one.rests_since + KEPT_SECONDS < now:
+                over.append(one)
+                surplus, surplus_bytes = surplus - 1, surplus_bytes - bytes_of(one)
+        return over

@@ -17,6 +17,7 @@ import ray
 from ray import serve
 
 from deployment.arrivals import Arrivals
+from deployment.checkpoint_places import KindAt
 from deployment.cluster.fleet import Load
 from deployment.cluster.owned_sessions import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
@@ -34,7 +35,7 @@ from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.held_turn import HeldTurn, call_later
 from deployment.keeper import SessionKeeper
-from deployment.keyed_expiry import KeyedExpiry
+from deployment.keyed_expiry import KEPT_SHARE, KeyedExpiry
 from deployment.logs import set_up
 from deployment.metrics.measured import Measured
 from deployment.moving import ToDestination, Welcome
@@ -75,7 +76,7 @@ STUCK_END_SECONDS = 12.0
 the next check sees."""
 
 MEASURED_SECONDS = 1.0
-"""How long a scrape may wait for the engine: less than its ingress waits for the replica."""
+"""How long who only looks may wait for the engine: less than a scrape's ingress waits for the replica."""
 
 STAY_SECONDS = 10.0
 """How long a session stays at least before it is moved again for want of room."""
@@ -147,9 +148,10 @@ class EngineReplica:
         self._keeper = SessionKeeper(
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
-        self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.make_room_of)
+        self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._forking = Forking(self._service, self._keeper)
+        self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
@@ -172,7 +174,7 @@ class EngineReplica:
         if not self._started:
             self._started = True
             self._keeper.start(self._desk.resume, self._drainer.told)
-            self._expiring = asyncio.create_task(KeyedExpiry(self._keeper, self._cluster).watch())
+            self._expiring = asyncio.create_task(self._keyed.watch())
 
     async def check_health(self) -> None:
         self._start()
@@ -375,7 +377,7 @@ class EngineReplica:
 
     async def _export(self, route: Route, key: SessionKey) -> ExportedSession:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return ExportedSession(await self._keeper.document(session))
+        return ExportedSession(await self._keeper.copies.document(session))
 
     async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
@@ -425,8 +427,15 @@ class EngineReplica:
 
     async def _session_info(self, route: Route, key: SessionKey) -> SessionInfo:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, untouched=True)
-        device = (await self._inspected(session.engine_id)).checkpoints
-        return self._info_of(session, self._keeper.checkpoints(session, device))
+        return self._info_of(session, self._keeper.copies.checkpoints(session, await self._on_device(session)))
+
+    async def _on_device(self, session: Session) -> tuple[KindAt, ...]:
+        """What the engine has of a session; nothing if it does not say so soon, as in a long step, or stuck."""
+        try:
+            return (await asyncio.wait_for(self._inspected(session.engine_id), MEASURED_SECONDS)).checkpoints
+        except TimeoutError:
+            log.info("the engine does not say what it has of session %s", session.key)
+            return ()
 
     def _info_of(self, session: Session, checkpoints: tuple[PlacedCheckpoint, ...]) -> SessionInfo:
         return SessionInfo(
@@ -466,7 +475,7 @@ class EngineReplica:
             model=self._model,
             backend=self._service.options.backend,
             context_limit=self._service.context_limit,
-            sessions=len(self._keeper),
+            sessions=self._keeper.named,
             running=self._turns.running,
             engine=answer.facts,
             temperature=self._service.generation_defaults.temperature,

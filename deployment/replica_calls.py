@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployment.cluster.transport import Cluster
@@ -19,6 +21,12 @@ from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 ATTEMPTS = 3
 ASK_SECONDS = 30.0
 AGAIN_SECONDS = 0.1
+
+INFO_SECONDS = 10.0
+MEASURED_SECONDS = 2.0
+"""A scraper waits 10 seconds at most."""
+
+log = logging.getLogger("ray.serve")
 
 
 class Replicas:
@@ -67,18 +75,42 @@ class Replicas:
 
     async def all(self) -> list[ReplicaInfo]:
         """Replicas that answer."""
-        return await self._asked_of_all("info", seconds=10)
+        return await self._asked_of_all("info", INFO_SECONDS)
 
     async def measured(self) -> list[Measured]:
-        """What those have done that say so at once. A scraper waits 10 seconds at most."""
-        answers: list[Measured | None] = await self._asked_of_all("measured", seconds=2)
+        """What those have done that say so at once."""
+        answers: list[Measured | None] = await self._asked_of_all("measured", MEASURED_SECONDS)
         return [answer for answer in answers if answer is not None]
 
     async def _asked_of_all(self, method: str, seconds: float) -> list[Any]:
-        """A call to a dead one, not yet noticed by Serve, fails as a whole: ask again. RequestError (503)."""
+        """What those answer that do in time: one that is dead, cut off or stuck keeps no other's answer back.
+        RequestError (503) where nobody does."""
         for _ in range(ATTEMPTS):
-            try:
-                return await self._engine.broadcast(method).results_async(timeout_s=seconds)
-            except (RayActorError, TimeoutError):
-                continue
+            if answers := await self._answers(method, seconds):
+                return answers
         raise RequestError(503, "unavailable", "the replicas do not answer")
+
+    async def _answers(self, method: str, seconds: float) -> list[Any]:
+        broadcast = self._engine.broadcast(method)
+        try:
+            # What Serve has to collect them gives up all where one of them is late.
+            async with asyncio.timeout(seconds):
+                asked = await broadcast._fetch_replica_results_async()  # pyright: ignore[reportPrivateUsage]
+        except (TimeoutError, DeploymentUnavailableError):
+            await asyncio.sleep(AGAIN_SECONDS)
+            return []
+        waiting = [asyncio.ensure_future(one.get_async()) for one in asked]
+        try:
+            done, late = await asyncio.wait(waiting, timeout=seconds)
+        finally:
+            for one in waiting:
+                one.cancel()
+        if late:
+            log.info("%d of %d replicas did not say %s within %g s", len(late), len(waiting), method, seconds)
+        answers: list[Any] = []
+        for one in done:
+            if error := one.exception():
+                log.info("a replica does not say %s: %r", method, error)
+            else:
+                answers.append(one.result())
+        return answers

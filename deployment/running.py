@@ -260,7 +260,7 @@ class RunningTurn:
 
     async def _copy(self, session: Session) -> None:
         try:
-            await self._keeper.copy(session)
+            await self._keeper.copies.copy(session)
         except (RequestError, EngineError) as error:
             log.warning("no image on the way of turn %s: %s", self._submit.turn, error, extra=self._named)
 
@@ -284,7 +284,7 @@ class RunningTurn:
             await self._start_copy
         if ended.token_ids or ended.hidden_ids:
             self._commit(session, ended)
-            await self._keeper.turn_ended(session)
+            await self._keeper.copies.turn_ended(session)
         elif not session.turns and not session.created:
             await self._keeper.abandon(session)
 

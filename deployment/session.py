@@ -61,6 +61,18 @@ class Session:
         """Whether a turn could begin."""
         return self.running is None and not self.moving
 
+    @property
+    def rests_since(self) -> float:
+        """When its last turn ended, in seconds since 1970; 0: it had none."""
+        return self.turns[-1].ended_at if self.turns else 0.0
+
+    async def idle(self) -> bool:
+        """Whether a turn could begin. A running turn that nobody reads has been cancelled: its end is waited for."""
+        turn = self.running
+        if turn is not None and turn.abandoned:
+            await turn.ended()
+        return self.free
+
     def book(self, prompt: Prompt, finished: Finished, messages: Sequence[Message], turn: TurnRecord) -> None:
         """A turn is over. `messages`: those it brought, and the answer as its client saw it."""
         past = self.record()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from state.document import SessionDocument
 
 LOCATE_SECONDS = 10.0
+SHOWN_SECONDS = 10.0
 
 DOCUMENT_TYPE = "application/vnd.dflash.session"
 
@@ -79,7 +80,11 @@ class SessionApi:
 
     async def show(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
-        known = await self._replicas.ask("session_info", _owner(placement), placement.key)
+        asked = self._replicas.ask("session_info", _owner(placement), placement.key)
+        try:
+            known = await asyncio.wait_for(asked, SHOWN_SECONDS)
+        except TimeoutError:  # as when who has it is cut off: the directory knows some of it
+            known = None
         if isinstance(known, Refused):
             raise known.error
         return session_details(placement, known)

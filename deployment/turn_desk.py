@@ -160,7 +160,7 @@ class TurnDesk:
             running = session.running
             if running is not None and running.left:
                 running.cancel()
-            if not await self._keeper.idle(session):
+            if not await session.idle():
                 raise session_busy(request.key.session, _what_runs(session))
             # A turn whose end was waited for takes its session along if it never committed anything.
             if self._keeper.held(request.key) is session:
@@ -246,7 +246,7 @@ class TurnDesk:
         )  # fmt: skip
         if session is not None and over is None:
             session.running = held
-            self._keeper.turn_began(session)
+            self._keeper.copies.turn_began(session)
         self._table.add(held)
         return held
 

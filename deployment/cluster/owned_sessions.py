@@ -181,6 +181,11 @@ class OwnedSessions:
         owned = self._owned.get(key)
         return owned is not None and owned.owner.grant is not None and owned.owner.grant.alone
 
+    def logged(self, key: SessionKey) -> int:
+        """Bytes of all that its log was told, in one copy; 0 for one that is not this replica's."""
+        owned = self._owned.get(key)
+        return owned.owner.logged if owned is not None else 0
+
     async def take(
         self,
         key: SessionKey,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from deployment.engine.messages import Hit
+from deployment.engine.tenant_use import TenantUse
 from state.checkpoint import Checkpoint
 from state.errors import CapacityError, StateError
 from state.fair_share import first_to_go
@@ -61,6 +62,7 @@ class SessionTable:
         self._sessions: dict[str, _Holder] = {}
         self._holders: dict[Checkpoint, _Holder] = {}
         self._parked: dict[str, Checkpoint] = {}
+        self._used: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self._uses = 0
 
     def __len__(self) -> int:
@@ -232,12 +234,17 @@ class SessionTable:
         Nothing is evicted that would not be enough: then the CapacityError passes on and every session keeps what it
         has. `take` may be called several times, so it must look up what it needs each time.
         """
+        enough: dict[str, int] = {}
         while True:
             try:
                 return take()
             except CapacityError as short:
-                can_evict = self.evictable(short.pool, keep, turn, source)
-                if short.wanted > short.free + can_evict or not self._evict_one(short.pool, keep, turn, source):
+                # What is evicted becomes free, so that what was enough once stays so.
+                if short.wanted > enough.get(short.pool, 0):
+                    if short.wanted > short.free + self.evictable(short.pool, keep, turn, source):
+                        raise
+                    enough[short.pool] = short.wanted
+                if not self._evict_one(short.pool, keep, turn, source):
                     raise
 
     def evictable(self, pool: str, keep: str | None, turn: str | None = None, source: Checkpoint | None = None) -> int:
@@ -253,7 +260,7 @@ class SessionTable:
         """Releases what is worth least; without any such, what a turn has parked. False if there is neither."""
         candidates = self._candidates(keep, source)
         if candidates:
-            first = first_to_go(self._used(pool))
+            first = first_to_go(self._used[pool].of_each)
             over = [c for c in candidates if self._holders[c].tenant in first] or candidates
             rank = {c: (c.kind == "explicit", self._worth(c, pool), self._holders[c].used) for c in over}
             self._evict(min(over, key=rank.__getitem__))
@@ -262,15 +269,6 @@ class SessionTable:
         if parked is not None:
             self.unpark(parked)
         return parked is not None
-
-    def _used(self, pool: str) -> dict[str, int]:
-        """Images or pages that each tenant's checkpoints hold; a page that several share counts once."""
-        if pool == self._memory.images.name:
-            return Counter(held.tenant for held in self._holders.values())
-        pages: defaultdict[str, set[int]] = defaultdict(set)
-        for checkpoint, held in self._holders.items():
-            pages[held.tenant].update(self._pages(checkpoint, pool))
-        return {tenant: len(held) for tenant, held in pages.items()}
 
     def _candidates(self, keep: str | None, source: Checkpoint | None) -> list[Checkpoint]:
         return [c for c, held in self._holders.items() if c is not source and (keep is None or held.name != keep)]
@@ -288,7 +286,15 @@ class SessionTable:
         return checkpoint.frontier - self._tree.ancestor(checkpoint)
 
     def _pages(self, checkpoint: Checkpoint, pool: str) -> tuple[int, ...]:
+        """What it has of a pool: pages, or its image."""
+        if pool == self._memory.images.name:
+            return (checkpoint.slot,)
         return checkpoint.pages if pool == self._memory.target.name else checkpoint.draft_pages
+
+    @property
+    def _pools(self) -> tuple[str, ...]:
+        pools = self._memory.images, self._memory.target, self._memory.draft
+        return tuple(pool.name for pool in pools if pool is not None)
 
     def _refcount(self, page: int, pool: str) -> int:
         pages = self._memory.target if pool == self._memory.target.name else self._memory.draft
@@ -319,6 +325,13 @@ class SessionTable:
                 raise StateError(f"session table: checkpoint {checkpoint.id} is not known to its holder")
             if holder.name is not None and self._sessions.get(holder.name) is not holder:
                 raise StateError(f"session table: session {holder.name!r} was dropped, but holds a checkpoint")
+        for pool in self._pools:
+            pages: defaultdict[str, set[int]] = defaultdict(set)
+            for checkpoint, holder in self._holders.items():
+                pages[holder.tenant].update(self._pages(checkpoint, pool))
+            counted = {tenant: len(held) for tenant, held in pages.items() if held}
+            if counted != self._used[pool].of_each:
+                raise StateError(f"session table: {pool}: tenants hold {counted}, not {self._used[pool].of_each}")
         kept = len(self._holders) + len(self._parked)
         if kept != len(self._memory.checkpoints):
             raise StateError(f"session table: {kept} checkpoints are held, {len(self._memory.checkpoints)} exist")
@@ -337,12 +350,17 @@ class SessionTable:
     def _hold(self, held: _Holder, checkpoint: Checkpoint) -> None:
         held.checkpoints.append(checkpoint)
         self._holders[checkpoint] = held
+        for pool in self._pools:
+            self._used[pool].add(held.tenant, self._pages(checkpoint, pool))
         tokens, media = processed(checkpoint)
         self._tree.insert(held.root, tokens, checkpoint, page_keys(media))
         self._use(held)
 
     def _release(self, checkpoint: Checkpoint) -> None:
-        self._holders.pop(checkpoint).checkpoints.remove(checkpoint)
+        held = self._holders.pop(checkpoint)
+        held.checkpoints.remove(checkpoint)
+        for pool in self._pools:
+            self._used[pool].remove(held.tenant, self._pages(checkpoint, pool))
         self._tree.remove(checkpoint)
         self._memory.release(checkpoint)
 

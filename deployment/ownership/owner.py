@@ -72,7 +72,8 @@ class _Offered:
 
 
 class Owner:
-    """One session. `committed`: all copies hold the log up to there, so that what it says may be published.
+    """One session. `committed`: all copies hold the log up to there, so that what it says may be published. `logged`:
+    bytes of all records that this machine has read and written.
 
     `tenure`: a name that no other machine has, in this replica or another; its claims say it, and its grants repeat it.
     `offered_by`: the replica that offered the session, which is told when it is open here.
@@ -85,6 +86,7 @@ class Owner:
         self.state = State.TAKING
         self.grant: Grant | None = None
         self.history = History()
+        self.logged = 0
         self._offered_by = offered_by
         self._loaded = False
         self._opened_under: Epoch | None = None
@@ -235,6 +237,10 @@ class Owner:
         self._acked = dict.fromkeys(grant.members, self.committed)
         self._links, self._outbox, self._takeover = Links(), [], None
         self._loaded = self._loaded and continues
+        if continues:
+            self.logged -= sum(len(encode(record)) for record in waiting)  # they are appended again
+        else:
+            self.logged = sum(map(len, takeover.records))
         assert self.held is not None
         opened = Opened(
             self.key, grant.epoch, self.committed, continues, takeover.records, source.images, source.member
@@ -267,7 +273,9 @@ class Owner:
             raise StateError(f"session {self.key}: nothing is appended to it after its tombstone")
         for record in records:
             ordered = replace(record, order=Order(self.epoch, self.last.sequence + 1))
-            self._outbox.append((ordered, encode(ordered)))
+            data = encode(ordered)
+            self._outbox.append((ordered, data))
+            self.logged += len(data)
         if self.state is State.TAKING or not records:
             return []
         return [self._links.ask(member, self._unacked(member), now) for member in self._acked]

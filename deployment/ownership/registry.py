@@ -26,6 +26,7 @@ class KeyValues(Protocol):
 
 
 _KINDS = ("incarnation", "store", "void", "restored")
+"""What says that the cluster is not new."""
 
 
 class Registry:
@@ -37,18 +38,15 @@ class Registry:
 
     def next_incarnation(self, now: float) -> int:
         """max(unix seconds, highest seen + 1), written before the directory's first grant."""
-        prefix = f"{self._prefix}incarnation/"
-        seen = [int(name.removeprefix(prefix)) for name in self._values.names(prefix)]
-        incarnation = max(int(now), max(seen, default=0) + 1)
+        incarnation = max(int(now), self._highest() + 1)
         # Another directory may just have taken this number.
-        while not self._values.add(f"{prefix}{incarnation}", b""):
+        while not self._values.add(f"{self._prefix}incarnation/{incarnation}", b""):
             incarnation += 1
         return incarnation
 
     def first_incarnation(self) -> int:
         """That of the cluster's first directory: every epoch below it is of an older cluster. 0 if there was none."""
-        prefix = f"{self._prefix}incarnation/"
-        return min((int(name.removeprefix(prefix)) for name in self._values.names(prefix)), default=0)
+        return min(self._numbers("incarnation"), default=0)
 
     def note_restored(self, session: str) -> None:
         """A session (its key's digest) was brought back from the durable tier. Before its next turn."""
@@ -80,10 +78,25 @@ class Registry:
 
     def forget(self) -> None:
         """All actors of the application have ended, and their arenas went with them: to the next ones the cluster is
-        new. They would wait for the stores of nodes that serve it no more, and take nothing from the durable tier."""
+        new. They would wait for the stores of nodes that serve it no more, and take nothing from the durable tier. What
+        stays is how high incarnations were: the durable tier may hold what was written under the highest one, whatever
+        the clock says by now."""
+        if highest := self._highest():
+            lower = [number for number in self._numbers("floor") if number < highest]
+            self._values.add(f"{self._prefix}floor/{highest}", b"")
+            for number in lower:
+                self._values.remove(f"{self._prefix}floor/{number}")
         for kind in _KINDS:
             for name in self._values.names(f"{self._prefix}{kind}/"):
                 self._values.remove(name)
+
+    def _highest(self) -> int:
+        """Of all incarnations, those of what was forgotten too."""
+        return max((*self._numbers("incarnation"), *self._numbers("floor")), default=0)
+
+    def _numbers(self, kind: str) -> list[int]:
+        prefix = f"{self._prefix}{kind}/"
+        return [int(name.removeprefix(prefix)) for name in self._values.names(prefix)]
 
     def _name(self, kind: str, member: Member) -> str:
         return f"{self._prefix}{kind}/{member.node}/{member.incarnation}"

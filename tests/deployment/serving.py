@@ -23,6 +23,7 @@ from deployment.engine.service import EngineService
 from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
+from deployment.keyed_expiry import KeyedExpiry
 from deployment.last_call import LastCall
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import Placed
@@ -74,10 +75,11 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._id, replica._model, replica._service, replica._keeper = "a", "demo", a.service, a.keeper
     replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
-    replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.make_room_of)
+    replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
     replica._drainer = Drainer(a.keeper)
     replica._forking = Forking(a.service, a.keeper)
     replica._cluster = _Cluster(world)  # pyright: ignore
+    replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)
     replica._arrivals = a.arrivals
     replica._desk = TurnDesk(
         "a", "demo", a.service, a.keeper, replica._prompter, replica._turns, 30.0, call_later

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
+from deployment.keyed_turns import KEYED
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, SessionKey
@@ -28,6 +30,7 @@ from state.errors import StateError
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
 from tests.deployment.in_process import FakeService, Replica, World, packed
+from tests.state.samples import TURN
 
 KEY = SessionKey("t" * 64, "one")
 PROMPT = Prompt((5, 6, 7), 2)
@@ -85,7 +88,7 @@ async def turn(world: World, name: str, *ids: int, image: bool = True) -> Sessio
     session.book(prompt, ended, (*request.messages, answer), record)
     replica.service.held.add(session.engine_id)
     if image:
-        await replica.keeper.copy(session)
+        await replica.keeper.copies.copy(session)
         await replica.owned.kept(KEY)
     return session
 
@@ -290,7 +293,7 @@ def test_a_copy_at_the_wrong_moment_is_no_error():
         stale = await turn(world, "a", 1, 2, 3)
         world.directory.replica_exited("a")
         await get(world, "b")
-        await world.replicas["a"].keeper.copy(stale)
+        await world.replicas["a"].keeper.copies.copy(stale)
         assert (await refused(world.replicas["a"].keeper.settle(stale)))[:2] == (503, "session_unavailable")
 
     run(steps)
@@ -390,7 +393,7 @@ def test_a_session_that_is_being_moved_takes_no_turn_and_no_second_move():
         keeper = world.replicas["a"].keeper
         moving = asyncio.create_task(keeper.move(session, "b"))
         await asyncio.sleep(0)
-        assert not await keeper.idle(session)
+        assert not await session.idle()
         assert (await refused(keeper.move(session, "b")))[:2] == (409, "session_busy")
         assert await moving
 
@@ -592,7 +595,7 @@ def test_no_turn_begins_in_a_session_before_it_is_settled():
         async def watched(command: Command) -> None:
             if isinstance(command, Import | Export):
                 session = a.keeper.held(KEY)
-                assert session is not None and not await a.keeper.idle(session)
+                assert session is not None and not await session.idle()
 
         a.service.before = watched
         session = await a.keeper.create_imported(KEY, packed(SessionRecord("x", (1, 2)), True))
@@ -666,11 +669,11 @@ def test_export_needs_an_idle_session_with_a_past():
     async def steps(world: World) -> None:
         keeper = world.replicas["a"].keeper
         fresh, _ = await get(world, "a")
-        assert (await refused(keeper.document(fresh)))[:2] == (409, "session_empty")
+        assert (await refused(keeper.copies.document(fresh)))[:2] == (409, "session_empty")
         session = await turn(world, "a", 1, 2, 3)
-        assert pickle.loads((await keeper.document(session)).tobytes())[0] == session.record()
+        assert pickle.loads((await keeper.copies.document(session)).tobytes())[0] == session.record()
         session.moving = True
-        assert (await refused(keeper.document(session)))[1] == "session_busy"
+        assert (await refused(keeper.copies.document(session)))[1] == "session_busy"
 
     run(steps)
 
@@ -736,10 +739,35 @@ def test_where_a_store_has_no_room_they_go_first_who_hold_more_than_their_share(
             sessions.append(session)
         small, one, two = sessions
         for _ in range(2):
-            await a.keeper._make_room(small.key)
+            await a.keeper.copies.make_room(small.key)
         assert [export.session for export in a.service.exports] == [one.engine_id, two.engine_id]
-        await a.keeper._make_room(small.key)
+        await a.keeper.copies.make_room(small.key)
         assert a.service.exports[-1].session == small.engine_id, "nobody else's rests here: publishing must go on"
+
+    run(steps)
+
+
+def test_where_a_store_has_no_room_what_rests_longest_goes_and_turns_with_a_key_alone_after_all_images():
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        sessions = []
+        for name, ended in (("younger", 40.0), ("older", 30.0), (f"{KEYED}younger", 20.0), (f"{KEYED}older", 10.0)):
+            session = await a.keeper.create_empty(SessionKey(KEY.tenant, name))
+            session.ledger, session.turns = (1, 2, 3), [replace(TURN, ended_at=ended)]
+            if not session.keyed:
+                session.checkpoints, session.copied = (("turn_end", 3),), 5000
+            sessions.append(session)
+        younger, older, keyed, _ = sessions
+        await a.keeper.write(older.key, [HeadMoved(NOTHING, None, 0)] * 3)  # how long a log is says nothing of its age
+        keyed.running = object()  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(4):
+            await a.keeper.copies.make_room(keyed.key)
+        assert [export.session for export in a.service.exports] == [older.engine_id, younger.engine_id]
+        assert [one.key for one in a.keeper.all()] == [younger.key, older.key, keyed.key], "one that runs never goes"
+        keyed.running = None
+        a.keeper.copies.make_room_of(KEY.tenant)
+        while a.keeper.held(keyed.key) is not None:
+            await asyncio.sleep(0.01)
 
     run(steps)
 
@@ -755,7 +783,7 @@ def test_a_ledger_of_other_weights_is_kept_marked_and_travels_on_as_what_it_is()
         b.service.foreign = FOREIGN
         session, hit = await get(world, "b")
         assert (hit, session.ledger, session.foreign) == ("none", before.ledger, FOREIGN)
-        await b.keeper.copy(session)
+        await b.keeper.copies.copy(session)
         assert b.service.exports[-1].foreign == FOREIGN
 
     run(steps)

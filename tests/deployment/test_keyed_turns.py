@@ -21,6 +21,7 @@ from deployment.wire import Opened, Route, TurnEvent, TurnRequest
 from tests.deployment.places import Place, asked, ids_of, images, places, run, told, undisturbed
 
 TENANT = "t" * 64
+ROOM = 1 << 30
 _turns = itertools.count(1)
 
 
@@ -88,7 +89,7 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
             assert not images(world), "its log is enough"
             a.die()
             now = time.time()
-            expiry = KeyedExpiry(b.keeper, b.replica.link, lambda: now)
+            expiry = KeyedExpiry(b.keeper, b.replica.link, ROOM, lambda: now)
             await expiry.sweep()
             assert [session.key for session in b.keeper.all()] == [request.key], "it is taken over, and stays"
             now += KEPT_SECONDS + 60
@@ -102,6 +103,35 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
     run(steps)
 
 
+def test_logs_of_keyed_turns_take_so_many_bytes_and_the_longest_ended_go_first():
+    async def steps() -> None:
+        async with places() as (world, (a, b)):
+            requests = [keyed(f"{number}") for number in range(3)]
+            for request in requests:
+                await told(await a.begin(request))
+            running = await a.begin(keyed("runs", seed=14))
+            await told(running, tokens=3)
+            bytes_of = {one.key: a.keeper.copies.bytes_of(one) for one in a.keeper.all()}
+            assert min(bytes_of.values()) > 4 * len(running.request.messages[0]["content"]), "prompt and request"
+            room = world.stores["x"]._storage.room  # pyright: ignore[reportAttributeAccessIssue]
+            kept = bytes_of[requests[2].key] + bytes_of[running.request.key]
+            await KeyedExpiry(a.keeper, a.replica.link, kept).end_surplus()
+            assert running.ended_at is None and len(bytes_of) == 4
+            left = [one.key for one in a.keeper.all()]
+            assert left == [requests[2].key, running.request.key]
+            freed = world.stores["x"]._storage.room - room  # pyright: ignore[reportAttributeAccessIssue]
+            assert freed > bytes_of[requests[0].key], "the store has their room back"
+            await KeyedExpiry(a.keeper, a.replica.link, 0).end_surplus()
+            assert [one.key for one in a.keeper.all()] == [running.request.key], "one that runs is never ended"
+            await told(running)
+            a.die()
+            await told(await b.begin(keyed("runs", seed=14)))
+            taken = b.keeper.held(running.request.key)
+            assert taken is not None and b.keeper.copies.bytes_of(taken) > bytes_of[running.request.key]
+
+    run(steps)
+
+
 def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():
     class Torn:
         async def unowned(self, beginning: str) -> tuple[Placed, ...]:
@@ -110,7 +140,7 @@ def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():
     async def steps() -> None:
         async with places() as (_, (a, _)):
             await told(await a.begin(keyed("once")))
-            expiry = KeyedExpiry(a.keeper, Torn(), lambda: time.time() + KEPT_SECONDS + 60)
+            expiry = KeyedExpiry(a.keeper, Torn(), ROOM, lambda: time.time() + KEPT_SECONDS + 60)
             with pytest.raises(OSError, match="torn"):
                 await expiry.sweep()
             assert a.keeper.all() == ()

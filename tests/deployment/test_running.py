@@ -125,6 +125,7 @@ class Keeper:
     def __init__(self, fenced: bool = False) -> None:
         self.asked: list[str] = []
         self.fenced = fenced
+        self.copies = self
 
     async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")

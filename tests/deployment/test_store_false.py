@@ -12,6 +12,7 @@ import pytest
 from deployment.keeper import SessionKeeper
 from deployment.ownership.words import SessionKey
 from deployment.session import Session
+from deployment.session_copies import SessionCopies
 from tests.deployment.in_process import World
 from tests.deployment.serving import serving
 
@@ -42,8 +43,8 @@ class Tier:
 
 
 async def lived(keeper: SessionKeeper, session: Session) -> None:
-    keeper.turn_began(session)
-    await keeper.turn_ended(session)
+    keeper.copies.turn_began(session)
+    await keeper.copies.turn_ended(session)
     await keeper.recorded(session)
     await keeper.delete(session, 1.0)
 
@@ -52,7 +53,7 @@ def test_the_durable_tier_and_the_second_node_hear_nothing_of_it_its_forks_inclu
     async def scenario() -> None:
         world, tier = World(), Tier()
         keeper = world.replicas["a"].keeper
-        keeper._durable = tier  # pyright: ignore[reportAttributeAccessIssue]
+        keeper._durable = keeper.copies._durable = tier  # pyright: ignore[reportAttributeAccessIssue]
         world.start()
         try:
             secret = await keeper.create_empty(SECRET, alone=True)
@@ -115,14 +116,14 @@ def test_a_turn_with_an_idempotency_key_and_a_response_are_kept_as_they_say(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ):
     kept: dict[bool, int] = {True: 0, False: 0}
-    begin = SessionKeeper.turn_began
+    begin = SessionCopies.turn_began
 
-    def began(self: SessionKeeper, session: Session) -> None:
+    def began(self: SessionCopies, session: Session) -> None:
         assert session.keyed
         kept[not session.alone] += 1
         begin(self, session)
 
-    monkeypatch.setattr(SessionKeeper, "turn_began", began)
+    monkeypatch.setattr(SessionCopies, "turn_began", began)
     for count, store in enumerate(({"store": False}, {}), 1):
         key = {"idempotency-key": f"order-{count}"}
         assert client.post("/v1/chat/completions", json={**HELLO, **store}, headers=key).status_code == 200

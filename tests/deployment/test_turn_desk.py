@@ -81,6 +81,7 @@ class Keeper:
     def __init__(self) -> None:
         self.session = Session(KEY, Epoch(1, 1), created=True)
         self.records: list[Numbered] = []
+        self.copies = self
 
     async def acquire(
         self,
@@ -94,11 +95,6 @@ class Keeper:
     ) -> tuple[Session, str]:
         await asyncio.sleep(0)
         return self.session, "device"
-
-    async def idle(self, session: Session) -> bool:
-        if session.running is not None and session.running.abandoned:
-            await session.running.ended()
-        return session.free
 
     def held(self, key: SessionKey) -> Session:
         return self.session

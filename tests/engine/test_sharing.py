@@ -326,6 +326,18 @@ def test_what_runs_takes_the_last_image_of_anybody():
     assert started.prefilled == 401 and not hashed.engine._sessions.checkpoints("small")
 
 
+def test_all_pages_are_counted_once_for_all_that_has_to_go(monkeypatch):
+    hashed = Hashed(lanes=1, images=20, pages=16)
+    for number in range(4):
+        hashed.run((40 + number, *[1] * 200), session=f"of {number}", tenant=f"tenant {number % 2}")
+    memory, sessions = hashed.engine.memory, hashed.engine._sessions
+    asked, evictable = [], sessions.evictable
+    monkeypatch.setattr(sessions, "evictable", lambda *which: asked.append(which) or evictable(*which))
+    memory.close(sessions.with_room(lambda: memory.open(12 * 64), keep=None))
+    assert len([event for event in hashed.events if isinstance(event, Evicted)]) == 3 and len(asked) == 1
+    sessions.check_invariants()
+
+
 def test_state_that_nobody_vouches_for_counts_for_whose_it_is():
     hashed = Hashed(lanes=1, images=5)
     hashed.run((40, *[1] * 20), session="small", tenant="one")

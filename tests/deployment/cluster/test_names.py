@@ -70,6 +70,20 @@ def test_to_who_is_deployed_again_the_cluster_is_new_and_to_other_applications_i
     assert others.stores() == (STORE,) and others.first_incarnation() == 5
 
 
+def test_an_incarnation_never_comes_again_whatever_the_clock_says_after_an_end(ended: list[str]):
+    ours = Registry(names.GcsValues(), names.versioned("a"))
+    highest = [Directory(ours, now, 0.0).incarnation for now in (9.0, 9.0, 3.0)][-1]
+    for clock in (3.0, 4.0):
+        names.remove("a")
+        again = Directory(ours, clock, 0.0)
+        assert again.is_first and again.incarnation == highest + 1, (
+            "the durable tier may hold what was written under it"
+        )
+        highest = again.incarnation
+    names.remove("a")
+    assert Directory(ours, 50.0, 0.0).incarnation == 50
+
+
 def test_a_new_version_ends_the_old_ones_of_its_own_application(ended: list[str]):
     assert names.remove_other_versions("a") == 2
     assert set(ended) == {f"a/v{names.PROTOCOL - 1}/directory", f"a/v{names.PROTOCOL - 1}/host-store/{NODE}"}

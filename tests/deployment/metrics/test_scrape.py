@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployment import replica
 from deployment.errors import RequestError
 from deployment.metrics import catalog
-from deployment.replica_calls import Replicas
 from tests.deployment import serving as harness
 from tests.deployment.serving import serving
 
@@ -84,15 +80,3 @@ def test_a_scrape_of_replicas_that_do_not_answer_says_that_there_are_none(monkey
         _, samples = scrape(url)
     assert total(samples, "dflash_replicas") == 0 and "dflash_lanes" not in samples
     assert sum(value for _, value in samples["dflash_refusals_total"]) == 1
-
-
-def test_a_replica_whose_engine_is_in_a_long_step_is_left_out_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica, "MEASURED_SECONDS", 0.01)
-    busy: Any = replica.EngineReplica.__new__(replica.EngineReplica)
-    busy._service = SimpleNamespace(call=lambda command: asyncio.sleep(20))
-
-    async def results(timeout_s: float) -> list[Any]:
-        return [await busy.measured(), "another"]
-
-    engine: Any = SimpleNamespace(broadcast=lambda method: SimpleNamespace(results_async=results))
-    assert asyncio.run(Replicas(engine, cast(Any, None)).measured()) == ["another"]

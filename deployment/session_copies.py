@@ -1,0 +1,172 @@
+"""What stores and the durable tier have of the sessions that a replica owns; and which go first where there is no room.
+
+An image says all that a session is, so that the log before it can be forgotten. It is made when a turn ends, and on a
+turn's way where its state is captured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+
+from deployment import wire
+from deployment.checkpoint_places import KindAt, placed
+from deployment.cluster.owned_sessions import NotOwned, OwnedSessions
+from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
+from deployment.engine.errors import UNKNOWN_SESSION, EngineError
+from deployment.engine.messages import Export, Exported
+from deployment.engine.service import EngineService
+from deployment.errors import RequestError, session_busy
+from deployment.locks import Locks
+from deployment.metrics.transfers import Transfers
+from deployment.ownership.messages import NoRoom
+from deployment.ownership.words import SessionKey
+from deployment.session import Session
+from state.errors import StateError
+from state.fair_share import first_to_go
+
+log = logging.getLogger("ray.serve")
+
+
+class SessionCopies:
+    def __init__(
+        self,
+        node: str,
+        service: EngineService,
+        owned: OwnedSessions,
+        durable: DurableCopies,
+        transfers: Transfers,
+        sessions: Mapping[SessionKey, Session],
+        held: Callable[[SessionKey], Session | None],
+        end: Callable[[Session], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        """`sessions`: all of the replica's, as they come and go; `held`: one that it may commit to, as far as it knows;
+        `end` deletes one; `spawn` runs what nobody waits for."""
+        self._node = node
+        self._service = service
+        self._owned = owned
+        self._durable = durable
+        self._transfers = transfers
+        self._sessions = sessions
+        self._held = held
+        self._end = end
+        self._spawn = spawn
+        self._copying = Locks()
+
+    async def copy(self, session: Session) -> None:
+        """Gives an image of the session to all its copies, in the background."""
+        key = session.key
+        if session.keyed:
+            return  # its log says all of it
+        async with self._copying.of(key):
+            if self._held(key) is not session:
+                return
+            sequence = session.order = self._owned.end(key).sequence
+            try:
+                began = time.perf_counter()
+                document, frontiers = await self._export(session)
+                self._transfers.copied(len(document), time.perf_counter() - began)
+                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
+            except EngineError as error:
+                if error.code != UNKNOWN_SESSION:
+                    raise
+                log.warning("no image of session %s: nothing was ever committed to it", key)
+            except (NotOwned, StateError) as error:
+                log.info("no image of session %s: %s", key, error)
+
+    def checkpoints(self, session: Session, device: Collection[KindAt]) -> tuple[wire.PlacedCheckpoint, ...]:
+        """Where its state lies. `device`: what the engine has of it."""
+        members, durable = self._owned.members(session.key), self._durable.checkpoints(session.key)
+        return placed(device, session.checkpoints, members, self._node, durable)
+
+    def turn_began(self, session: Session) -> None:
+        if not session.alone:
+            self._durable.turn_began(session.key)
+
+    async def turn_ended(self, session: Session) -> None:
+        """What the session is now goes to its copies, and becomes durable."""
+        await self.copy(session)
+        await self.make_durable(session)
+
+    async def make_durable(self, session: Session) -> None:
+        if not session.alone:
+            await self._durable.turn_ended(session)
+
+    async def publish_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await self._durable.publish_idle(self._held)
+
+    async def document(self, session: Session) -> np.ndarray:
+        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
+        if not await session.idle():
+            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+        if not session.ledger:
+            message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
+            raise RequestError(409, "session_empty", message, "session")
+        return (await self._export(session))[0]
+
+    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
+        command = Export(secrets.token_hex(8), session.engine_id, session.record(), checkpoints, session.foreign)
+        exported = await self._service.call(command)
+        assert isinstance(exported, Exported)
+        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
+        session.copied = len(exported.document)
+        return np.frombuffer(exported.document, np.uint8), exported.frontiers
+
+    def no_room(self, message: NoRoom) -> None:
+        log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
+        self._spawn(self.make_room(message.key))
+
+    async def make_room(self, asking: SessionKey) -> None:
+        """What has rested longest goes, or the image that is too large: a tenant's that holds more than its share here,
+        if anything of those rests."""
+        used: Counter[str] = Counter()
+        for session in self._sessions.values():
+            used[session.key.tenant] += self.bytes_of(session)
+        first = first_to_go(used)
+
+        def rank(session: Session) -> tuple[bool, bool, bool, float]:
+            return session.key.tenant not in first, session.keyed, session.key != asking, session.rests_since
+
+        await self._let_go(min(self._resting(), key=rank, default=None))
+
+    def make_room_of(self, tenant: str) -> None:
+        """What has rested longest of a tenant's goes, soon."""
+        own = [session for session in self._resting() if session.key.tenant == tenant]
+        first = min(own, key=lambda session: (session.keyed, session.rests_since), default=None)
+        self._spawn(self._let_go(first))
+
+    def bytes_of(self, session: Session) -> int:
+        """What each of its copies takes, of a turn's own session its log."""
+        return self._owned.logged(session.key) if session.keyed else session.copied
+
+    def _resting(self) -> list[Session]:
+        """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or
+        else the log of a turn that is over, which somebody may still ask for."""
+        sessions = [session for session in self._sessions.values() if session.free]
+        return [session for session in sessions if (session.turns if session.keyed else session.checkpoints)]
+
+    async def _let_go(self, session: Session | None) -> None:
+        if session is not None and session.keyed:
+            log.warning("a turn with an idempotency key is forgotten before its time: %d bytes", self.bytes_of(session))
+            await self._end(session)
+        else:
+            await self._lighten(session)
+
+    async def _lighten(self, session: Session | None) -> None:
+        if session is not None and session.key in self._owned:
+            try:
+                sequence = session.order = self._owned.end(session.key).sequence
+                document, frontiers = await self._export(session, checkpoints=False)
+                self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
+            except (NotOwned, StateError, EngineError) as error:
+                log.info("session %s keeps its image: %s", session.key, error)

@@ -1,0 +1,58 @@
+"""What all replicas are asked is told by those that answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from ray.exceptions import RayActorError
+
+from deployment import replica, replica_calls
+from deployment.engine.errors import EngineError
+from deployment.errors import RequestError
+from deployment.replica_calls import Replicas
+
+
+def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
+    """What Serve gives to who asks all replicas: each of them answers as it does."""
+
+    async def sent() -> list[Any]:
+        return [SimpleNamespace(get_async=replica) for replica in replicas]
+
+    return SimpleNamespace(broadcast=lambda method: SimpleNamespace(_fetch_replica_results_async=sent))
+
+
+def told(answer: Any) -> Callable[[], Awaitable[Any]]:
+    async def get() -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return get
+
+
+async def stuck() -> None:
+    await asyncio.sleep(1e9)
+
+
+def test_a_replica_whose_engine_is_in_a_long_step_is_left_out_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replica, "MEASURED_SECONDS", 0.01)
+    busy: Any = replica.EngineReplica.__new__(replica.EngineReplica)
+    busy._service = SimpleNamespace(call=lambda command: asyncio.sleep(20))
+
+    assert asyncio.run(Replicas(fleet(busy.measured, told("another")), cast(Any, None)).measured()) == ["another"]
+
+
+@pytest.mark.parametrize("lost", [told(RayActorError()), told(EngineError("internal_error", "gone")), stuck])
+def test_a_replica_that_is_dead_or_cut_off_keeps_no_others_answer_back(
+    lost: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(replica_calls, "MEASURED_SECONDS", 0.05)
+    replicas = Replicas(fleet(told("a"), lost, told("b")), cast(Any, None))
+    assert sorted(asyncio.run(replicas.measured())) == ["a", "b"]
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(Replicas(fleet(lost), cast(Any, None)).measured())
+    assert caught.value.refused.status == 503
