@@ -30,7 +30,7 @@ from deployment.errors import RequestError, session_busy, session_exists, sessio
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
 from deployment.moving import Departure, NotMoved, Send
-from deployment.ownership.log import Deleted, HeadMoved, Numbered
+from deployment.ownership.log import OLDER, Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
@@ -184,7 +184,7 @@ class SessionKeeper:
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
-            opened = await self._taken(key, anew=True)
+            opened = await self._taken(key, anew=True, first=None if found is None else OLDER)
             if found is None:
                 return await self._load(opened)
             try:
@@ -294,9 +294,17 @@ class SessionKeeper:
         finally:
             session.moving = still
 
-    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None, *, alone: bool = False) -> Opened:
+    async def _taken(
+        self,
+        key: SessionKey,
+        anew: bool,
+        holds: Epoch | None = None,
+        *,
+        alone: bool = False,
+        first: HeadMoved | None = None,
+    ) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew, holds=holds, alone=alone)
+            return await self._owned.take(key, anew=anew, holds=holds, alone=alone, first=first)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
@@ -562,7 +570,7 @@ class SessionKeeper:
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
+                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
                 while not self._is_loaded(opened):
                     opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0

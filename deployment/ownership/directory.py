@@ -86,6 +86,12 @@ class _Session:
         return self.deleted is not None and self.epoch <= self.deleted
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether somebody may begin it anew who has not done so yet, as far as is known: nothing of it is left until
+        then, and nobody else may take it for another one without a word of his own."""
+        return self.named is None and self.pending is not None and self.pending.anew
+
+    @property
     def owner(self) -> str | None:
         if self.pending is not None and not self.given:
             return self.pending.replica
@@ -166,7 +172,7 @@ class Directory:
     def _act_upon(self, grant: Grant, now: float) -> None:
         """A replica acts upon a grant, and has not come to an end with it."""
         session = self._sessions.setdefault(grant.key, _Session())
-        if session.pending == grant:
+        if session.pending == grant or (session.barren and session.granted.get(grant.tenure) == grant.epoch):
             session.barren = False  # it has not heard that its copies are lost
         elif grant.epoch > session.epoch:
             session.pending, session.sent, session.alone = grant, now, grant.alone
@@ -222,13 +228,18 @@ class Directory:
         owner = session.owner
         if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
-        if not self._counting(session.suspects) or session.barren or session.founding:
+        nothing_left = not self._counting(session.suspects) or session.barren
+        if nothing_left or session.founding or session.begins_anew:
             if self._unheard and not self._is_ours(session):
                 return Wait(key, REPEAT_SECONDS)  # a store may know a later set than that which is void
+            if session.pending is not None and session.pending.tenure == claim.tenure and not nothing_left:
+                self._grant_sound(key, session, now)
+                return session.pending
             again = claim.anew or session.gone or self._has_newest(claim, session)
             if not again:
                 return Lost(key)
-            grant = self._begin(claim, now, anew=True, alone=claim.alone if session.gone else session.alone)
+            alone = claim.alone if session.gone else session.alone
+            grant = self._begin(claim, now, anew=True, alone=alone, previous=self._counting(session.suspects))
             founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
             self._sessions[key].founding = founding
             return grant
@@ -319,8 +330,7 @@ class Directory:
             if session.suspects and not self._counting(session.suspects):
                 messages += self._copies_lost(key, session, now)
                 continue
-            if self._stands_on_void(session):
-                self._grant_again(key, session, now)
+            self._grant_sound(key, session, now)
             message = session.pending or self._wanted_join(key, session, now)
             replica = session.pending.replica if session.pending else session.owner
             session.sent = now
@@ -341,7 +351,11 @@ class Directory:
         if session.barren:
             return []
         session.sent, session.barren = now, True
-        waiting = {session.named.owner: session.named.epoch} if session.named is not None else {}
+        waiting: dict[str, Epoch] = {}
+        if session.named is not None:
+            # What it was granted since may have been given to somebody else, which it need not have heard.
+            since = session.granted.get(session.tenure or "", NEVER)
+            waiting[session.named.owner] = max(session.named.epoch, since)
         if session.pending is not None:
             waiting[session.pending.replica] = session.pending.epoch
         return [(who, CopiesLost(key, epoch)) for who, epoch in waiting.items() if self._live.may_act(who, now)]
@@ -359,6 +373,11 @@ class Directory:
         """Whether the last set that is known was named under a grant of this directory, so that there is no later one
         that it does not know of."""
         return session.named is not None and session.named.epoch.incarnation == self.incarnation
+
+    def _grant_sound(self, key: SessionKey, session: _Session, now: float) -> None:
+        """A grant that names a store which is void by now is given anew."""
+        if self._stands_on_void(session):
+            self._grant_again(key, session, now)
 
     def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
@@ -387,14 +406,22 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- grants and sets
 
-    def _begin(self, claim: Claim, now: float, anew: bool = False, alone: bool | None = None) -> Grant | Wait:
-        """`alone` None: as the claim wants it."""
+    def _begin(
+        self,
+        claim: Claim,
+        now: float,
+        anew: bool = False,
+        alone: bool | None = None,
+        previous: tuple[Member, ...] = (),
+    ) -> Grant | Wait:
+        """`alone` None: as the claim wants it. `previous`: stores where somebody may still begin it who was granted
+        that before."""
         session = _Session(alone=claim.alone if alone is None else alone)
         members = self._choose(claim.key, claim.node, (), session.copies)
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
         self._sessions[claim.key] = session
-        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew, previous)
         session.begins = grant.epoch
         return grant
 
@@ -407,11 +434,13 @@ class Directory:
         members: tuple[Member, ...],
         now: float,
         anew: bool = False,
+        previous: tuple[Member, ...] = (),
     ) -> Grant:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
         session.granted[tenure] = epoch
-        previous = () if anew else self._counting(session.suspects)
+        previous = previous or self._counting(session.suspects)
+        anew = anew or session.begins_anew  # until somebody has done so
         session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew, session.alone)
         session.sent = now
         return session.pending
