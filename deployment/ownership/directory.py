@@ -199,6 +199,10 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- questions
 
+    def may_act(self, replica: str, now: float) -> bool:
+        """Whether a replica has to be reckoned with, or others may take over from it."""
+        return self._live.may_act(replica, now)
+
     def locate(self, key: SessionKey, now: float) -> Placed | Wait | None:
         """None: there is no such session. Never that while somebody who might know has not answered."""
         session = self._sessions.get(key)
