@@ -24,7 +24,6 @@ from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.replica_watch import ReplicaLost, ReplicaWatch
-from deployment.router import rendezvous
 from deployment.session_api import located
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
@@ -186,9 +185,7 @@ class LastingStream:
             await self._replicas.lost(route.replica or reader.replica)
             raise _Lost from None
         except ReplicaLost as lost:
-            # Serve, which does not know yet, might choose it again.
-            others = await self._cluster.staying(beside=str(lost))
-            reader.sent_to = NotHere(str(lost), next(iter(rendezvous(route.affinity, others)), None))
+            reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
             raise _Lost from None
         if where is not None:
             async with aclosing(self._kept(where, route, reader)) as events:

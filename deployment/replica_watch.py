@@ -69,6 +69,17 @@ class ReplicaWatch:
         finally:
             watching.cancel()
 
+    async def answer(self, coming: Awaitable[T], replica: str | None) -> T:
+        """The answer to one call, or `ReplicaLost`."""
+        asked = asyncio.ensure_future(_awaited(coming))
+        try:
+            while not (await asyncio.wait((asked,), timeout=SILENT_SECONDS))[0]:
+                if replica is not None and await self._is_lost(replica):
+                    raise ReplicaLost(replica)
+            return asked.result()
+        finally:
+            asked.cancel()
+
     async def _watch(self, wait: _Wait, replica: Callable[[], str | None]) -> None:
         while not wait.lost:
             await asyncio.sleep(LOOK_SECONDS)
@@ -86,3 +97,7 @@ class ReplicaWatch:
                 lost = await self._ask(replica)
                 self._known[replica] = time.monotonic(), lost
             return lost
+
+
+async def _awaited(coming: Awaitable[T]) -> T:
+    return await coming

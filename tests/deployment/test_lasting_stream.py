@@ -66,8 +66,8 @@ class Fake:
     async def is_lost(self, replica: str) -> bool:
         return replica in self.leases_over
 
-    async def staying(self, beside: str) -> tuple[str, ...]:
-        return tuple(one for one in ("r1", "r2") if one != beside)
+    async def instead(self, lost: str, affinity: str) -> NotHere:
+        return NotHere(lost, "r2")
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         self.calls.append((method, route, args))
