@@ -151,13 +151,14 @@ def main() -> None:
     facts = {
         "command": f"python -m bench.failover --replicas {args.replicas} --nodes {args.nodes}",
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "prefilled_tokens": round(statistics.median(gap.prefilled for gap in of_replicas)),
+        "prefilled_tokens": round(statistics.median(gap.prefilled for gap in of_replicas + of_nodes)),
     }
-    rows = [
-        {"killed": "replica", "from": "kill", **summary([gap.to_token for gap in of_replicas])},
-        {"killed": "node", "from": "kill", **summary([gap.to_token for gap in of_nodes])},
-        {"killed": "node", "from": "verdict", **summary([gap.after_verdict for gap in of_nodes])},
-    ]
+    measured = {
+        ("replica", "kill"): [gap.to_token for gap in of_replicas],
+        ("node", "kill"): [gap.to_token for gap in of_nodes],
+        ("node", "verdict"): [gap.after_verdict for gap in of_nodes],
+    }
+    rows = [{"killed": who, "from": since, **summary(took)} for (who, since), took in measured.items() if took]
     for found in rows:
         print(found)
     if args.output:

@@ -6,6 +6,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from deployment.cluster.transport import HEAD
 from deployment.ingress import Ingress
 from deployment.logs import serves_part
 from deployment.replica import EngineReplica
@@ -75,8 +76,10 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
     ingress = serve.deployment(
         Ingress,
         name="Ingress",
-        ray_actor_options={"num_cpus": 0},
+        # Where no other node's end ends it and all streams with it; without the head nothing is served anyway.
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}},
         max_ongoing_requests=4096,
+        health_check_period_s=1,  # its clients wait for another one, which Serve starts when it has looked
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=args.stream_grace_seconds + CUT_SECONDS,
         logging_config=logging,

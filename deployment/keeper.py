@@ -26,11 +26,12 @@ from deployment.durable_copies import DurableCopies
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Drop, Hit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, session_busy, session_exists, session_unavailable, unknown_session
+from deployment.errors import RequestError, session_exists, session_unavailable, unknown_session
+from deployment.giving import Giving
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
-from deployment.moving import Departure, NotMoved, Send
-from deployment.ownership.log import Deleted, HeadMoved, Numbered
+from deployment.moving import Send
+from deployment.ownership.log import OLDER, Deleted, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
@@ -67,9 +68,7 @@ class SessionKeeper:
         send: Send,
     ) -> None:
         """`arrivals`: what others sent of sessions that they may give; `send` reaches another replica's."""
-        self._replica = replica
         self._arrivals = arrivals
-        self._send = send
         self._service = service
         self._cluster = cluster
         self._durable = durable
@@ -91,6 +90,9 @@ class SessionKeeper:
             self.held,
             self.end,
             self._spawn,
+        )
+        self._giving = Giving(
+            replica, cluster.node, service, self._owned, self.transfers, send, self.forget, self._spawn
         )
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._getting = Locks()
@@ -184,7 +186,7 @@ class SessionKeeper:
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
-            opened = await self._taken(key, anew=True)
+            opened = await self._taken(key, anew=True, first=None if found is None else OLDER)
             if found is None:
                 return await self._load(opened)
             try:
@@ -294,9 +296,17 @@ class SessionKeeper:
         finally:
             session.moving = still
 
-    async def _taken(self, key: SessionKey, anew: bool, holds: Epoch | None = None, *, alone: bool = False) -> Opened:
+    async def _taken(
+        self,
+        key: SessionKey,
+        anew: bool,
+        holds: Epoch | None = None,
+        *,
+        alone: bool = False,
+        first: HeadMoved | None = None,
+    ) -> Opened:
         try:
-            return await self._owned.take(key, anew=anew, holds=holds, alone=alone)
+            return await self._owned.take(key, anew=anew, holds=holds, alone=alone, first=first)
         except (OwnedElsewhere, NoCopyLeft):
             raise
         except (NotNow, NotOwned) as error:
@@ -414,45 +424,8 @@ class SessionKeeper:
     # -------------------------------------------------------------------------------------------- giving, losing
 
     async def move(self, session: Session, destination: str) -> wire.Movement | None:
-        """Gives a session, and the turn that runs in it, to another replica. None: it stayed, and its turn goes on
-        here as if nothing had happened. RequestError (409) while it is being moved already."""
-        if session.moving:
-            raise session_busy(session.key.session, "it is being moved already")
-        if destination == self._replica:
-            return wire.Movement()
-        session.moving = True
-        # Who asked may leave; a session must not be left half moved.
-        return await asyncio.shield(self._spawn(self._given(session, destination)))
-
-    async def _given(self, session: Session, destination: str) -> wire.Movement | None:
-        key, running = session.key, session.running
-        departure = Departure(self._service, self._send, self._cluster.node, session, destination)
-        given = False
-        began = stopped = time.monotonic()
-        try:
-            await departure.ahead(running.id if running is not None else None)
-            stopped = time.monotonic()
-            if running is not None:
-                await running.suspend()
-            end = self._owned.end(key)
-            session.order = end.sequence
-            await departure.rest(end)
-            self._owned.offer(key, destination)
-            given = await self._owned.offered(key)
-        except (NotOwned, NotMoved, StateError, EngineError, RayError, TimeoutError) as error:
-            log.warning("session %s could not be moved to %s: %r", key, destination, error)
-        finally:
-            session.moving = False
-            seconds = time.monotonic() - stopped
-            moved = given or key not in self._owned
-            if running is not None:
-                running.go_on(wire.Moved(destination if given else None) if moved else None)
-        if moved:
-            await self.forget(session)  # before it can come back
-        await (departure.arrived() if given else departure.stayed())
-        movement = wire.Movement(departure.bytes_ahead, departure.bytes_in_pause, seconds) if moved else None
-        self.transfers.departed(movement, time.monotonic() - began)
-        return movement
+        """Gives a session, and the turn that runs in it, to another replica: see `Giving`."""
+        return await self._giving.move(session, destination)
 
     def _offered(self, offer: Offer) -> None:
         self._spawn(self._adopted(offer))
@@ -562,7 +535,7 @@ class SessionKeeper:
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
+                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
                 while not self._is_loaded(opened):
                     opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0

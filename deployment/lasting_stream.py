@@ -23,6 +23,7 @@ from deployment.keyed_turns import with_session
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
+from deployment.replica_watch import ReplicaLost, ReplicaWatch
 from deployment.session_api import located
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
@@ -93,6 +94,7 @@ class LastingStream:
     def __init__(self, replicas: Replicas, cluster: Cluster) -> None:
         self._replicas = replicas
         self._cluster = cluster
+        self._watch = ReplicaWatch(cluster.is_lost)
 
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
@@ -165,8 +167,9 @@ class LastingStream:
         """What the replica that is asked tells, or the one that it names. `_Lost` where there is more to come, but not
         from there."""
         where: Elsewhere | None = None
+        told = self._watch.over(self._replicas.told(method, route, *args), lambda: route.replica or reader.replica)
         try:
-            async with aclosing(self._replicas.told(method, route, *args)) as answers:
+            async with aclosing(told) as answers:
                 async for answer in answers:
                     if isinstance(answer, Elsewhere):
                         where = answer
@@ -180,6 +183,9 @@ class LastingStream:
                         yield answer
         except RayActorError:
             await self._replicas.lost(route.replica or reader.replica)
+            raise _Lost from None
+        except ReplicaLost as lost:
+            reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
             raise _Lost from None
         if where is not None:
             async with aclosing(self._kept(where, route, reader)) as events:

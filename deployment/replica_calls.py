@@ -16,6 +16,8 @@ from ray.serve.handle import DeploymentHandle
 from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
 from deployment.metrics.measured import Measured
+from deployment.replica_watch import ReplicaLost, ReplicaWatch
+from deployment.router import rendezvous
 from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
 ATTEMPTS = 3
@@ -33,17 +35,14 @@ class Replicas:
     def __init__(self, engine: DeploymentHandle, cluster: Cluster) -> None:
         self._engine = engine
         self._cluster = cluster
+        self._watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
         nobody answers in time."""
         deadline = time.monotonic() + ASK_SECONDS
         while True:
-            try:
-                answer = await getattr(self._engine, method).remote(route, *args)
-            except RayActorError:
-                await self.lost(route.replica)
-                answer = NotHere(route.replica or "")
+            answer = await self.ask_here(method, route, *args)
             if not isinstance(answer, NotHere):
                 return answer
             if time.monotonic() > deadline:
@@ -52,12 +51,20 @@ class Replicas:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
-        """What the replica that the route names answers; NotHere if it is gone."""
+        """What the replica that the route names answers; NotHere if it is gone, or if others may take over from it."""
         try:
-            return await getattr(self._engine, method).remote(route, *args)
+            return await self._watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
         except RayActorError:
             await self.lost(route.replica)
             return NotHere(route.replica or "")
+        except ReplicaLost as lost:
+            return await self.instead(str(lost), route.affinity)
+
+    async def instead(self, lost: str, affinity: str) -> NotHere:
+        """Who should be asked instead of a replica that is lost: Serve, which does not know yet, might choose it
+        again."""
+        others = await self._cluster.staying(beside=lost)
+        return NotHere(lost, next(iter(rendezvous(affinity, others)), None))
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
         """What a replica tells of a turn. A reader that leaves is known there at once. RayActorError."""

@@ -51,7 +51,7 @@ class AppArgs(BaseModel):
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
     `api_keys`: a file of the keys that are taken, and of whom they are (`deployment/api_keys.py`); without it every key
-    is a tenant of its own. It must lie wherever an ingress may run, and is read again when it changes.
+    is a tenant of its own. It lies on the head node, where the ingress runs, and is read again when it changes.
     `import_bytes`: of a document that is imported, which its ingress holds in memory; what a host store could not hold
     is refused all the same.
     `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are fields too.

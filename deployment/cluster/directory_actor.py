@@ -181,6 +181,10 @@ class DirectoryActor:
         await self._scanned.wait()
         return self._resumed
 
+    async def is_lost(self, replica: str) -> bool:
+        """Whether others may take over from a replica: it exited, died with its node, or its lease has run out."""
+        return not self._directory.may_act(replica, time.monotonic())
+
     async def is_stopping(self, replica: str) -> bool:
         """Whether Serve is ending a replica of the application, an ingress included."""
         return replica in self._stopping

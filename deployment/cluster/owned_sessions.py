@@ -195,12 +195,14 @@ class OwnedSessions:
         anew: bool = False,
         holds: Epoch | None = None,
         alone: bool = False,
+        first: Numbered | None = None,
     ) -> Opened:
-        """Makes this replica the owner; the rest as in `Claim`. Raises `OwnedElsewhere`, `NoCopyLeft`, `NotNow`."""
+        """Makes this replica the owner; `first` as in `Owner`, the rest as in `Claim`. Raises `OwnedElsewhere`,
+        `NoCopyLeft`, `NotNow`."""
         owned = self._owned.get(key)
         if owned is None or owned.end is not None or owned.owner.state is State.DELETED:
             tenure = f"{self._replica}/{secrets.token_hex(8)}"
-            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, offered_by))
+            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, offered_by, first))
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:

@@ -105,6 +105,13 @@ class Cluster:
         """A call to a replica has failed: the directory finds out whether it is gone."""
         await self.answered(self.directory.suspect.remote(replica), "suspect")
 
+    async def is_lost(self, replica: str) -> bool:
+        """Whether others may take over from a replica. False while nobody says so."""
+        try:
+            return bool(await self.answered(self.directory.is_lost.remote(replica), "question for a replica's lease"))
+        except AttributeError:  # a directory of an older version
+            return False
+
     async def staying(self, beside: str) -> tuple[str, ...]:
         """Replicas that may be given sessions, but for `beside`; none while nobody knows."""
         return await self.answered(self.directory.staying.remote(beside), "question for replicas that stay") or ()

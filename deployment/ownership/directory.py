@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
+from deployment.ownership.known_session import KnownSession
 from deployment.ownership.liveness import Liveness
 from deployment.ownership.messages import (
     Claim,
@@ -31,83 +31,14 @@ from deployment.ownership.messages import (
     Wait,
 )
 from deployment.ownership.registry import Registry
-from deployment.ownership.words import NEVER, NOTHING, Epoch, Member, Named, Order, SessionKey
+from deployment.ownership.words import NEVER, Epoch, Member, Named, Order, SessionKey
 
-COPIES = 2
 REPEAT_SECONDS = 1.0
 """Until an answer shows that a message came."""
 
 
 Word = Grant | Join | CopiesLost | Moved
 """What a replica must be told."""
-
-
-@dataclass
-class _Session:
-    """`named`: the last set that is known; `tenure`: the machine that writes it, once it has said so.
-
-    `pending`: a grant that nobody has acted upon yet, as far as is known; `given`: its owner offered the session, and
-    remains it until then. `end`: the furthest that a log is known to go; `deleted`: the epoch of the tombstone that is
-    there. `barren`: no copy that counts is left. `founding`: only the owner that still has it may go on. `begins`: it
-    began anew under that epoch, and what is older is another session's. `granted`: what was granted to each machine
-    since the last set was named. `sent`: when it was last looked after. `alone`: its client wants it in one store, and
-    nowhere else.
-    """
-
-    named: Named | None = None
-    tenure: str | None = None
-    pending: Grant | None = None
-    given: bool = False
-    end: Order = NOTHING
-    deleted: Epoch | None = None
-    barren: bool = False
-    founding: bool = False
-    begins: Epoch = NEVER
-    granted: dict[str, Epoch] = field(default_factory=dict)
-    sent: float = float("-inf")
-    alone: bool = False
-
-    @property
-    def epoch(self) -> Epoch:
-        return max(self.named.epoch if self.named else NEVER, self.pending.epoch if self.pending else NEVER)
-
-    @property
-    def copies(self) -> int:
-        return 1 if self.alone else COPIES
-
-    @property
-    def fence(self) -> Epoch:
-        """What an owner below this writes counts for nothing."""
-        return max(self.named.epoch if self.named else NEVER, self.begins)
-
-    @property
-    def gone(self) -> bool:
-        """Deleted, and nobody was granted it since who may have made it anew."""
-        return self.deleted is not None and self.epoch <= self.deleted
-
-    @property
-    def owner(self) -> str | None:
-        if self.pending is not None and not self.given:
-            return self.pending.replica
-        return self.named.owner if self.named else None
-
-    def ends_at(self, end: Order, deleted: Epoch | None) -> None:
-        """Somebody's log goes as far as that. Late news of a shorter one says nothing."""
-        if end >= self.end:
-            self.end, self.deleted = end, deleted
-
-    def named_is(self, named: Named, tenure: str | None) -> None:
-        """What a grant says that is not acted upon yet is newer."""
-        self.named, self.tenure = named, tenure
-        if self.pending is None or self.pending.epoch <= named.epoch:
-            self.alone = named.alone
-
-    @property
-    def suspects(self) -> tuple[Member, ...]:
-        """All stores that may hold what was published."""
-        named = self.named.members if self.named else ()
-        pending = (*self.pending.previous, *self.pending.members) if self.pending else ()
-        return tuple(dict.fromkeys((*named, *pending)))
 
 
 class Directory:
@@ -122,7 +53,7 @@ class Directory:
         self._void = set(registry.void())
         self._unheard = set(registry.stores())
         self._counter = 0
-        self._sessions: dict[SessionKey, _Session] = {}
+        self._sessions: dict[SessionKey, KnownSession] = {}
         self._live = Liveness(now)
         self._durable_ids_known = False
         self._superseded: list[tuple[str, Moved]] = []
@@ -165,8 +96,8 @@ class Directory:
 
     def _act_upon(self, grant: Grant, now: float) -> None:
         """A replica acts upon a grant, and has not come to an end with it."""
-        session = self._sessions.setdefault(grant.key, _Session())
-        if session.pending == grant:
+        session = self._sessions.setdefault(grant.key, KnownSession())
+        if session.pending == grant or (session.barren and session.granted.get(grant.tenure) == grant.epoch):
             session.barren = False  # it has not heard that its copies are lost
         elif grant.epoch > session.epoch:
             session.pending, session.sent, session.alone = grant, now, grant.alone
@@ -188,10 +119,14 @@ class Directory:
         """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
         order under which it was last written there. A tombstone that is older is not theirs."""
         for key, order in ids:
-            self._sessions.setdefault(key, _Session()).ends_at(order, None)
+            self._sessions.setdefault(key, KnownSession()).ends_at(order, None)
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions
+
+    def may_act(self, replica: str, now: float) -> bool:
+        """Whether a replica has to be reckoned with, or others may take over from it."""
+        return self._live.may_act(replica, now)
 
     def locate(self, key: SessionKey, now: float) -> Placed | Wait | None:
         """None: there is no such session. Never that while somebody who might know has not answered."""
@@ -222,13 +157,18 @@ class Directory:
         owner = session.owner
         if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
-        if not self._counting(session.suspects) or session.barren or session.founding:
+        nothing_left = not self._counting(session.suspects) or session.barren
+        if nothing_left or session.founding or session.begins_anew:
             if self._unheard and not self._is_ours(session):
                 return Wait(key, REPEAT_SECONDS)  # a store may know a later set than that which is void
+            if session.pending is not None and session.pending.tenure == claim.tenure and not nothing_left:
+                self._grant_sound(key, session, now)
+                return session.pending
             again = claim.anew or session.gone or self._has_newest(claim, session)
             if not again:
                 return Lost(key)
-            grant = self._begin(claim, now, anew=True, alone=claim.alone if session.gone else session.alone)
+            alone = claim.alone if session.gone else session.alone
+            grant = self._begin(claim, now, anew=True, alone=alone, previous=self._counting(session.suspects))
             founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
             self._sessions[key].founding = founding
             return grant
@@ -256,7 +196,7 @@ class Directory:
         return None
 
     def hold(self, held: Held) -> Known | Moved:
-        session = self._sessions.setdefault(held.key, _Session())
+        session = self._sessions.setdefault(held.key, KnownSession())
         if held.epoch < session.fence:
             return Moved(held.key, session.fence)
         session.named_is(Named(held.epoch, held.members, held.replica, held.alone), held.tenure)
@@ -319,8 +259,7 @@ class Directory:
             if session.suspects and not self._counting(session.suspects):
                 messages += self._copies_lost(key, session, now)
                 continue
-            if self._stands_on_void(session):
-                self._grant_again(key, session, now)
+            self._grant_sound(key, session, now)
             message = session.pending or self._wanted_join(key, session, now)
             replica = session.pending.replica if session.pending else session.owner
             session.sent = now
@@ -328,7 +267,7 @@ class Directory:
                 messages.append((replica, message))
         return messages
 
-    def _stands_on_void(self, session: _Session) -> bool:
+    def _stands_on_void(self, session: KnownSession) -> bool:
         """Whether what holds now names a store that counts for nothing, while others still count."""
         if session.pending is not None:
             current = (*session.pending.previous, *session.pending.members)
@@ -336,17 +275,21 @@ class Directory:
             current = session.named.members if session.named else ()
         return bool(self._void.intersection(current)) and bool(self._counting(session.suspects))
 
-    def _copies_lost(self, key: SessionKey, session: _Session, now: float) -> list[tuple[str, CopiesLost]]:
+    def _copies_lost(self, key: SessionKey, session: KnownSession, now: float) -> list[tuple[str, CopiesLost]]:
         """To all who may still wait for a receipt; once, since one that has not heard it reports the session again."""
         if session.barren:
             return []
         session.sent, session.barren = now, True
-        waiting = {session.named.owner: session.named.epoch} if session.named is not None else {}
+        waiting: dict[str, Epoch] = {}
+        if session.named is not None:
+            # What it was granted since may have been given to somebody else, which it need not have heard.
+            since = session.granted.get(session.tenure or "", NEVER)
+            waiting[session.named.owner] = max(session.named.epoch, since)
         if session.pending is not None:
             waiting[session.pending.replica] = session.pending.epoch
         return [(who, CopiesLost(key, epoch)) for who, epoch in waiting.items() if self._live.may_act(who, now)]
 
-    def _has_newest(self, claim: Claim, session: _Session) -> bool:
+    def _has_newest(self, claim: Claim, session: KnownSession) -> bool:
         """Whether what the claiming replica still has is what was published last: it has named its set under a grant
         of this directory, and nobody else was granted the session since."""
         named = session.named
@@ -355,12 +298,17 @@ class Directory:
         alone = session.granted.keys() <= {session.tenure}
         return alone and (named.owner, named.epoch) == (claim.replica, claim.holds)
 
-    def _is_ours(self, session: _Session) -> bool:
+    def _is_ours(self, session: KnownSession) -> bool:
         """Whether the last set that is known was named under a grant of this directory, so that there is no later one
         that it does not know of."""
         return session.named is not None and session.named.epoch.incarnation == self.incarnation
 
-    def _grant_again(self, key: SessionKey, session: _Session, now: float) -> None:
+    def _grant_sound(self, key: SessionKey, session: KnownSession, now: float) -> None:
+        """A grant that names a store which is void by now is given anew."""
+        if self._stands_on_void(session):
+            self._grant_again(key, session, now)
+
+    def _grant_again(self, key: SessionKey, session: KnownSession, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
         if session.pending is not None and self._live.may_act(session.pending.replica, now):
             replica, tenure = session.pending.replica, session.pending.tenure
@@ -373,7 +321,7 @@ class Directory:
             self._grant(key, session, replica, tenure, self._best_set(session), now)
             session.sent = float("-inf")
 
-    def _wanted_join(self, key: SessionKey, session: _Session, now: float) -> Join | None:
+    def _wanted_join(self, key: SessionKey, session: KnownSession, now: float) -> Join | None:
         """The owner's node should hold a copy, and a second one where there is one, unless the first is to be alone."""
         if session.named is None or session.barren:
             return None
@@ -387,36 +335,46 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- grants and sets
 
-    def _begin(self, claim: Claim, now: float, anew: bool = False, alone: bool | None = None) -> Grant | Wait:
-        """`alone` None: as the claim wants it."""
-        session = _Session(alone=claim.alone if alone is None else alone)
+    def _begin(
+        self,
+        claim: Claim,
+        now: float,
+        anew: bool = False,
+        alone: bool | None = None,
+        previous: tuple[Member, ...] = (),
+    ) -> Grant | Wait:
+        """`alone` None: as the claim wants it. `previous`: stores where somebody may still begin it who was granted
+        that before."""
+        session = KnownSession(alone=claim.alone if alone is None else alone)
         members = self._choose(claim.key, claim.node, (), session.copies)
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
         self._sessions[claim.key] = session
-        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew)
+        grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew, previous)
         session.begins = grant.epoch
         return grant
 
     def _grant(
         self,
         key: SessionKey,
-        session: _Session,
+        session: KnownSession,
         replica: str,
         tenure: str,
         members: tuple[Member, ...],
         now: float,
         anew: bool = False,
+        previous: tuple[Member, ...] = (),
     ) -> Grant:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
         session.granted[tenure] = epoch
-        previous = () if anew else self._counting(session.suspects)
+        previous = previous or self._counting(session.suspects)
+        anew = anew or session.begins_anew  # until somebody has done so
         session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew, session.alone)
         session.sent = now
         return session.pending
 
-    def _best_set(self, session: _Session) -> tuple[Member, ...]:
+    def _best_set(self, session: KnownSession) -> tuple[Member, ...]:
         named = self._counting(session.named.members) if session.named else ()
         pending = self._counting(session.pending.members) if session.pending else ()
         return named or pending or self._counting(session.suspects)
@@ -458,7 +416,7 @@ class Directory:
         """What a store holds of one session."""
         if ends.named is None and not ends.history.runs:
             return
-        session = self._sessions.setdefault(ends.key, _Session())
+        session = self._sessions.setdefault(ends.key, KnownSession())
         if ends.seal < session.begins:
             return
         session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
@@ -466,6 +424,6 @@ class Directory:
             session.named_is(ends.named, None)
             session.barren = False
 
-    def _placed(self, key: SessionKey, session: _Session, now: float) -> Placed:
+    def _placed(self, key: SessionKey, session: KnownSession, now: float) -> Placed:
         owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None
         return Placed(key, session.epoch, owner, self._counting(session.suspects), session.alone)

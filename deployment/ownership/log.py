@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployment.engine.messages import FinishReason, TokenLogprob
-from deployment.ownership.words import Member
+from deployment.ownership.words import NOTHING, Member
 from state.media import Placed
 from state.names import Order
 
@@ -75,6 +75,11 @@ class HeadMoved:
     order: Order
     turn: str | None
     length: int
+
+
+OLDER = HeadMoved(NOTHING, "older", 0)
+"""What the log of a session begins with that is to get what it was before; no turn has such an id. Before that image is
+there, it cannot be continued."""
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,13 @@ class Owner:
     bytes of all records that this machine has read and written.
 
     `tenure`: a name that no other machine has, in this replica or another; its claims say it, and its grants repeat it.
-    `offered_by`: the replica that offered the session, which is told when it is open here.
+    `offered_by`: the replica that offered the session, which is told when it is open here. `first`: the record that
+    it begins with, if it begins anew; its set is named only when all of it have that.
     """
 
-    def __init__(self, key: SessionKey, replica: str, tenure: str, offered_by: str | None = None) -> None:
+    def __init__(
+        self, key: SessionKey, replica: str, tenure: str, offered_by: str | None = None, first: Numbered | None = None
+    ) -> None:
         self.key = key
         self.replica = replica
         self.tenure = tenure
@@ -88,6 +91,7 @@ class Owner:
         self.history = History()
         self.logged = 0
         self._offered_by = offered_by
+        self._first = first
         self._loaded = False
         self._opened_under: Epoch | None = None
         self._ends_deleted = False
@@ -153,7 +157,7 @@ class Owner:
         self.grant = grant
         self.state = State.TAKING
         self._joining = self._offered = None
-        self._takeover = Takeover(grant, self.replica, self._is_mine)
+        self._takeover = Takeover(grant, self.replica, self._is_mine, self._first)
         return self._takeover.begin(now)
 
     def known(self, known: Known, now: float) -> list[Send]:

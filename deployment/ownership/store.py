@@ -137,8 +137,9 @@ class Store:
     def _install(self, message: Install) -> Receipt:
         key, copy = message.key, self._copy(message.key)
         orders = [check(data).order for data in message.records]
-        # A late repetition must not take back what came since.
-        if message.epoch > copy.seal or not all(order in copy.history for order in orders):
+        # A late repetition must not take back what came since, of which an image may be all that is left.
+        since = bool(orders) and copy.end.epoch == message.epoch and copy.end >= orders[-1]
+        if message.epoch > copy.seal or not (since or all(order in copy.history for order in orders)):
             self._write(key, encode(Sealed(Order(message.epoch, 0), anew=True)), *message.records)
             self._tidy(key)
         return self._receipt(key, message.epoch)

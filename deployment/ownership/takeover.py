@@ -5,6 +5,7 @@
     NAMING       the new set is written to all of them, old and new; nothing is appended before all have it
     BEGINNING    of a session that had no set: the directory has taken in that it has one
 
+A session that begins anew, but is to get what it was before, begins with a record that says so, before it has a set.
 The set is named only now, so that nobody who reads a name ever finds an unfinished copy behind it. Whoever takes over
 next, wherever this stops, seals one of these stores and so learns of it: but for a session that had no set, which a
 directory that was started meanwhile may begin elsewhere. Hence the last step.
@@ -13,8 +14,11 @@ directory that was started meanwhile may begin elsewhere. Hence the last step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
+from deployment.ownership.log import Numbered
+from deployment.ownership.log_format import encode
 from deployment.ownership.messages import (
     Ends,
     Found,
@@ -31,9 +35,9 @@ from deployment.ownership.messages import (
     Silent,
     Unavailable,
 )
-from deployment.ownership.recovery import Barren, Later, Repair, judge, repair_of
+from deployment.ownership.recovery import Barren, Later, Repair, installation, judge, repair_of
 from deployment.ownership.sending import DIRECTORY, HERE, Links, Send
-from deployment.ownership.words import Member, Order
+from deployment.ownership.words import NOTHING, Member, Order
 
 
 class Phase(Enum):
@@ -47,14 +51,17 @@ class Phase(Enum):
 
 class Takeover:
     """One grant, acted upon. `is_mine`: whether the replica itself wrote what a log ends with, so that it needs not be
-    read."""
+    read. `first`: what a session begins with that begins anew."""
 
-    def __init__(self, grant: Grant, replica: str, is_mine: Callable[[Order], bool]) -> None:
+    def __init__(
+        self, grant: Grant, replica: str, is_mine: Callable[[Order], bool], first: Numbered | None = None
+    ) -> None:
         self.grant = grant
         self.phase = Phase.SEALING
         self.records: tuple[bytes, ...] = ()
         self._replica = replica
         self._is_mine = is_mine
+        self._first = first
         self._links = Links()
         self._stores = tuple(dict.fromkeys((*grant.previous, *grant.members)))
         self._answers: dict[Member, Ends] = {}
@@ -135,6 +142,8 @@ class Takeover:
 
     def _equalise(self, source: Ends, now: float) -> list[Send]:
         self.phase = Phase.EQUALISING
+        if self._first is not None and self.grant.anew and source.history.end == NOTHING:
+            return self._begin_with(self._first, source, now)
         repairs = [repair_of(self.grant, source, self._answers[member]) for member in self.grant.members]
         self._repairs = {repair.target: repair for repair in repairs if not repair.done}
         if self.continues and not self._repairs:
@@ -145,6 +154,14 @@ class Takeover:
             after = min((common for common in commons if common is not None), key=lambda order: order.sequence)
         self._read = Read(self.grant.key, self.grant.epoch, after)
         return [self._links.ask(source.member, self._read, now)]
+
+    def _begin_with(self, first: Numbered, source: Ends, now: float) -> list[Send]:
+        """As if another copy had it already, which all are made equal to."""
+        grant, order = self.grant, Order(self.grant.epoch, 1)
+        part = Part(source.member, grant.key, grant.epoch, None, (encode(replace(first, order=order)),), ())
+        self._source, self._part = replace(source, history=source.history.followed_by(order)), part
+        self._repairs = {member: installation(member, grant.epoch, part) for member in grant.members}
+        return [self._links.ask(target, repair.message(part), now) for target, repair in self._repairs.items()]
 
     def _read_part(self, part: Part, now: float) -> list[Send]:
         if self._read is None or self._part is not None or part.after != self._read.after:

@@ -117,6 +117,9 @@ class _Cluster:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return self._world.directory.sessions(tenant, time.monotonic())
 
+    async def is_lost(self, replica: str) -> bool:
+        return False
+
     async def with_room(self, beside: str) -> None:
         return None
 

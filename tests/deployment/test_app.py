@@ -51,6 +51,13 @@ def test_serve_waits_longer_for_an_ingress_than_its_streams_may_go_on():
     assert engines._deployment_config.graceful_shutdown_timeout_s == leaving_seconds(AppArgs().host_store_bytes)
 
 
+def test_the_end_of_a_node_with_replicas_ends_no_ingress_and_that_of_an_ingress_is_seen_at_once():
+    ingress = build(AppArgs())._bound_deployment
+    options = ingress.ray_actor_options or {}
+    assert options["resources"].keys() == {"node:__internal_head__"} and options["num_cpus"] == 0
+    assert ingress._deployment_config.health_check_period_s <= 1
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_an_engine_that_is_found_stuck_is_looked_at_once_more_before_its_replica_ends(device: str):
     engines = build(AppArgs.of(device=device))._bound_deployment.init_args[0]._bound_deployment

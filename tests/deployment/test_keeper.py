@@ -864,13 +864,19 @@ async def _never(command: Command) -> None:
         await asyncio.sleep(1e9)
 
 
-def test_new_copies_that_were_never_finished_are_no_older_past_of_the_session():
+@pytest.mark.parametrize("far", ["begun", "named"])
+def test_new_copies_that_were_never_finished_are_no_older_past_of_the_session_and_no_new_one(far: str):
     async def steps(world: World) -> None:
-        await turn(world, "a", 1, 2, 3)
+        epoch = (await turn(world, "a", 1, 2, 3)).epoch
         a = world.replicas["a"]
         a.service.before = _never
+        if far == "named":  # it dies before it writes anything
+            a.keeper.settle_again = lambda session: asyncio.sleep(1e9)  # pyright: ignore[reportAttributeAccessIssue]
         world.lose_arenas()
-        await until(lambda: any(ends.history.end.sequence for ends in world.stores["x"].index()))
+        ends = world.stores["x"].index
+        await until(lambda: any(one.named is not None and one.named.epoch > epoch for one in ends()))
+        if far == "begun":
+            await until(lambda: any(one.history.end.sequence > 1 for one in ends()))
         world.kill("a")
         status, code, _ = await refused(get(world, "b"))
         assert (status, code) == (503, "session_unavailable")

@@ -106,28 +106,26 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
 def test_logs_of_keyed_turns_take_so_many_bytes_and_the_longest_ended_go_first():
     async def steps() -> None:
         async with places() as (world, (a, b)):
-            requests = [keyed(f"{number}") for number in range(3)]
-            for request in requests:
-                await told(await a.begin(request))
+            for number in range(3):
+                await told(await a.begin(keyed(f"{number}")))
             running = await a.begin(keyed("runs", seed=14))
             await told(running, tokens=3)
-            bytes_of = {one.key: a.keeper.copies.bytes_of(one) for one in a.keeper.all()}
-            assert min(bytes_of.values()) > 4 * len(running.request.messages[0]["content"]), "prompt and request"
+            size = [a.keeper.copies.bytes_of(one) for one in a.keeper.all()]
+            _, _, third, last = (one.key for one in a.keeper.all())
+            assert min(size) > 4 * len(running.request.messages[0]["content"]), "prompt and request"
             room = world.stores["x"]._storage.room  # pyright: ignore[reportAttributeAccessIssue]
-            kept = bytes_of[requests[2].key] + bytes_of[running.request.key]
+            kept = size[2] + size[3]
             await KeyedExpiry(a.keeper, a.replica.link, kept).end_surplus()
-            assert running.ended_at is None and len(bytes_of) == 4
-            left = [one.key for one in a.keeper.all()]
-            assert left == [requests[2].key, running.request.key]
+            assert running.ended_at is None and [one.key for one in a.keeper.all()] == [third, last]
             freed = world.stores["x"]._storage.room - room  # pyright: ignore[reportAttributeAccessIssue]
-            assert freed > bytes_of[requests[0].key], "the store has their room back"
+            assert freed > size[0], "the store has their room back"
             await KeyedExpiry(a.keeper, a.replica.link, 0).end_surplus()
-            assert [one.key for one in a.keeper.all()] == [running.request.key], "one that runs is never ended"
+            assert [one.key for one in a.keeper.all()] == [last], "one that runs is never ended"
             await told(running)
             a.die()
             await told(await b.begin(keyed("runs", seed=14)))
-            taken = b.keeper.held(running.request.key)
-            assert taken is not None and b.keeper.copies.bytes_of(taken) > bytes_of[running.request.key]
+            taken = b.keeper.held(last)
+            assert taken is not None and b.keeper.copies.bytes_of(taken) > size[3]
 
     run(steps)
 

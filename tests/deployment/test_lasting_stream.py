@@ -61,6 +61,13 @@ class Fake:
         self.calls: list[tuple[str, Route, tuple[Any, ...]]] = []
         self.suspected: list[str | None] = []
         self.owner = owner
+        self.leases_over: set[str] = set()
+
+    async def is_lost(self, replica: str) -> bool:
+        return replica in self.leases_over
+
+    async def instead(self, lost: str, affinity: str) -> NotHere:
+        return NotHere(lost, "r2")
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         self.calls.append((method, route, args))
@@ -145,6 +152,46 @@ def test_a_refusal_is_the_end_and_a_session_that_is_gone_is_one():
     fake.locate = nowhere
     last = taken(fake, asked())[-1]
     assert isinstance(last, Refused) and last.status == 404
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
+    monkeypatch.setattr("deployment.replica_watch.LOOK_SECONDS", 0.01)
+
+
+def test_a_silent_replica_whose_lease_is_over_is_left_for_another_before_any_connection_ends(impatient: None):
+    for key in (KEY, None):
+        fake = Fake([opened(), delta(5, 0, rounds=key is None), 9.0], [opened("r2"), delta(5, 1), closed()])
+        fake.leases_over.add("r1")
+        told = taken(fake, asked(key))
+        assert [type(event) for event in told] == [Opened, Delta, Delta, Closed]
+        assert [route.replica for _, route, _ in fake.calls] == ["r1" if key else None, "r2"]
+
+
+def test_a_silent_replica_that_has_its_lease_is_waited_for(impatient: None):
+    fake = Fake([opened(), 0.1, delta(5, 0), 0.1, closed()])
+    assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event] and len(fake.calls) == 1
+
+
+def test_who_leaves_a_stream_whose_replica_is_lost_has_left(impatient: None):
+    async def scenario() -> None:
+        fake = Fake([opened(), 9.0])
+        fake.leases_over.add("r1")
+        stream: Any = LastingStream(fake, fake)  # pyright: ignore[reportArgumentType]
+        reading = asyncio.create_task(anext(aiter_rest(stream.taken(asked()))))
+        await asyncio.sleep(0.005)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(scenario())
+
+
+async def aiter_rest(events: AsyncGenerator[Told, None]) -> AsyncGenerator[Told, None]:
+    await anext(events)
+    async for told in events:
+        yield told
 
 
 def test_a_turn_that_was_silent_for_long_is_looked_for_like_any_other(monkeypatch: pytest.MonkeyPatch):

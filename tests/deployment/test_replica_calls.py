@@ -14,6 +14,7 @@ from deployment import replica, replica_calls
 from deployment.engine.errors import EngineError
 from deployment.errors import RequestError
 from deployment.replica_calls import Replicas
+from deployment.wire import Route
 
 
 def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
@@ -52,7 +53,29 @@ def test_a_replica_that_is_dead_or_cut_off_keeps_no_others_answer_back(
 ):
     monkeypatch.setattr(replica_calls, "MEASURED_SECONDS", 0.05)
     replicas = Replicas(fleet(told("a"), lost, told("b")), cast(Any, None))
-    assert sorted(asyncio.run(replicas.measured())) == ["a", "b"]
+    assert {*asyncio.run(replicas.measured())} == {"a", "b"}
     with pytest.raises(RequestError) as caught:
         asyncio.run(Replicas(fleet(lost), cast(Any, None)).measured())
     assert caught.value.refused.status == 503
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_replica_that_says_nothing_is_waited_for_until_its_lease_is_over(lost: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
+    asked: list[str | None] = []
+
+    async def show(route: Route) -> str:
+        asked.append(route.replica)
+        await asyncio.sleep(0.1 if route.replica == "b" or not lost else 1e9)
+        return f"of {route.replica}"
+
+    async def is_lost(replica: str) -> bool:
+        return replica == "a" and lost
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",)
+
+    engine: Any = SimpleNamespace(show=SimpleNamespace(remote=show))
+    replicas = Replicas(engine, cast(Any, SimpleNamespace(is_lost=is_lost, staying=staying)))
+    assert asyncio.run(replicas.ask("show", Route("x", "a"))) == ("of b" if lost else "of a")
+    assert asked == (["a", "b"] if lost else ["a"])

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from deployment import replica, session_api
-from deployment.engine.messages import Command, Event, Inspect
+from deployment.engine.messages import Call, Event, Inspect
 from deployment.engine.service import EngineService
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, Member, SessionKey
@@ -40,12 +40,12 @@ def test_a_session_whose_owner_does_not_answer_is_shown_as_the_directory_has_it(
 
 
 @contextmanager
-def engine(*stuck: type[Command]) -> Iterator[EngineService]:
+def engine(*stuck: type[Call]) -> Iterator[EngineService]:
     """One that answers no command of these kinds once it has had a turn."""
     service = EngineService(models("dflash2"), options("dflash2", lanes=4, images=16))
     call = service.call
 
-    async def answered(command: Command) -> Event:
+    async def answered(command: Call) -> Event:
         if isinstance(command, stuck) and had_turn:
             await asyncio.sleep(1e9)
         return await call(command)

@@ -46,7 +46,7 @@ class Hand:
         self.storages: dict[str, FakeStorage] = {}
         self.owners: list[Owner] = []
         self.told: list[ToReplica | Offer] = []
-        self._arenas = 0
+        self._arenas = self._tenures = 0
         for node in nodes:
             self.fresh_store(node)
         self.start_directory()
@@ -91,8 +91,9 @@ class Hand:
 
     # -------------------------------------------------------------------------------------------- owners
 
-    def owner(self, replica: str, offered_by: str | None = None) -> Owner:
-        self.owners.append(Owner(KEY, replica, f"tenure-{len(self.owners)}", offered_by))
+    def owner(self, replica: str, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
+        self._tenures += 1
+        self.owners.append(Owner(KEY, replica, f"tenure-{self._tenures}", offered_by, first))
         return self.owners[-1]
 
     def claim(self, owner: Owner, node: str, **more: object) -> Grant | Taken | Wait | Lost:

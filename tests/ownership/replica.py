@@ -108,8 +108,8 @@ class Replica(Process):
             hosted = self.hosted[key] = Hosted(self._owner(key))
         return hosted
 
-    def _owner(self, key: SessionKey, offered_by: str | None = None) -> Owner:
-        return self.cluster.bugs.owner(key, self.name, f"tenure-{self.cluster.next_number()}", offered_by)
+    def _owner(self, key: SessionKey, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
+        return self.cluster.bugs.owner(key, self.name, f"tenure-{self.cluster.next_number()}", offered_by, first)
 
     def offered(self, offer: Offer) -> None:
         hosted = self.hosted.get(offer.key)
@@ -259,7 +259,8 @@ class Replica(Process):
             case Committed():
                 self._committed(message.key, hosted, message.sequence)
             case Unavailable(key=key, holds=Epoch() as holds) if hosted.rests:
-                again = Hosted(self._owner(key), making=Making(hosted.ledger, holds), requests=hosted.requests)
+                making = Making(hosted.ledger, holds)
+                again = Hosted(self._owner(key, first=making.moved), making=making, requests=hosted.requests)
                 self.hosted[key] = again
                 self._go_on(key, again)
             case Fenced() | Unavailable():

@@ -3,8 +3,12 @@ have published anything since."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from deployment.ownership.log import OLDER
+from deployment.ownership.log_format import decode
 from deployment.ownership.messages import Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
 from deployment.ownership.owner import Owner, State
 from state.errors import StateError
@@ -148,3 +152,83 @@ def test_takeover_whose_stores_are_all_lost_meanwhile_is_not_waited_for():
     hand.tick(second)
     assert second.state is State.BARREN and not any(isinstance(told, Opened) for told in hand.told)
     assert [told.holds for told in hand.told if isinstance(told, Unavailable)] == [None]
+
+
+# ------------------------------------------------------------------------------------------------ begun anew
+
+
+def test_session_begins_anew_under_every_grant_until_somebody_has_begun_it_and_only_by_a_full_history():
+    hand, _, _ = bereft(10)
+    hand.directory.replica_exited("r1")
+    first = hand.owner("r2")
+    grant = hand.claim(first, "b", anew=True)
+    assert isinstance(grant, Grant) and grant.anew and hand.claim(first, "b", anew=True) == grant, "it did not come"
+    hand.directory.replica_exited("r2")
+    assert isinstance(hand.claim(hand.owner("r3"), "a"), Lost), "an append turn would go on from nothing"
+    second = hand.owner("r3")
+    again = hand.claim(second, "a", anew=True)
+    assert isinstance(again, Grant) and again.anew and set(again.previous) == set(grant.members)
+    hand.carry(second, second.granted(again, hand.now))
+    assert second.state is State.OPEN
+    hand.carry(first, first.granted(grant, hand.now))
+    assert first.state is State.FENCED, "who slept over the first grant does not begin it beside the other"
+
+
+def test_session_begins_anew_too_where_a_store_of_the_grant_is_void_by_now():
+    hand, _, _ = bereft(10)
+    first = hand.owner("r1")
+    grant = hand.claim(first, "b", anew=True)
+    assert isinstance(grant, Grant)
+    hand.lose_arenas("a")
+    again = hand.claim(first, "b", anew=True)
+    assert (
+        isinstance(again, Grant) and again.epoch > grant.epoch and again.anew and hand.member("a") not in again.previous
+    )
+
+
+def test_older_session_that_has_new_copies_and_no_image_yet_is_never_taken_for_a_new_one():
+    hand, _, told = bereft(10)
+    again = hand.owner("r1", first=OLDER)
+    grant = hand.claim(again, "a", holds=told.holds)
+    assert isinstance(grant, Grant)
+    hand.away.add("head")
+    hand.carry(again, again.granted(grant, hand.now))
+    assert again.state is State.TAKING, "its set is named, which the directory has not heard"
+    hand.away.clear()
+    hand.owners.clear()  # it is gone
+    hand.start_directory()
+    hand.directory.replica_exited("r1")
+    opened = hand.take(hand.owner("r2"), "b")
+    assert [decode(data) for data in opened.records] == [replace(OLDER, order=opened.end)]
+
+
+def test_first_record_of_a_session_that_begins_anew_is_in_all_copies_and_others_follow_it():
+    hand, _, told = bereft(10)
+    again = hand.owner("r1", first=OLDER)
+    opened = hand.take(again, "a", holds=told.holds)
+    assert (opened.end.sequence, opened.records, opened.continues) == (1, (), False)
+    assert hand.append(again, a_round(3, 10)) == 2
+    assert all(ends.history.end == again.committed for store in hand.stores.values() for ends in store.index())
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["comes", "is lost once"])
+def test_owner_whose_offer_was_taken_up_while_it_was_granted_another_set_hears_too_that_all_is_lost(comes: bool):
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.append(owner, began(), a_round(3, 10))
+    epoch = owner.epoch
+    owner.offer("r2", hand.now)
+    hand.lose_arenas("b")
+    ((_, grant),) = hand.directory.reconcile(hand.now)
+    assert isinstance(grant, Grant) and grant.replica == "r1"
+    assert isinstance(hand.claim(hand.owner("r2", offered_by="r1"), "b", given=epoch), Grant)
+    hand.away.add("a")
+    hand.carry(owner, owner.granted(grant, hand.now))
+    hand.away.clear()
+    hand.lose_arenas("a")
+    if not comes:
+        assert hand.directory.reconcile(hand.now + 2.0)
+        hand.renew(owner)
+    hand.tick(owner, 4.0)
+    assert owner.state is State.BARREN

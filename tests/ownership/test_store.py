@@ -140,6 +140,18 @@ def test_late_repetition_of_an_installation_takes_nothing_back():
     assert isinstance(answer, Receipt) and answer.end == at(7)
 
 
+def test_late_repetition_of_an_installation_takes_nothing_back_of_which_an_image_is_left():
+    store = sealed()
+    install = Install(KEY, FIRST, (turn(5), turn(6)))
+    store.answer(install)
+    store.answer(Append(KEY, FIRST, at(6), (turn(7), turn(8))))
+    store.answer(Put(KEY, FIRST, at(8), (1,), b"x"))
+    store.answer(Trim(KEY, FIRST, at(8), at(8), UNIX))
+    assert ends(store).history.first == 8
+    late = store.answer(install)
+    assert isinstance(late, Receipt) and late.end == at(8) and ends(store).images
+
+
 def test_full_store_writes_nothing_and_says_what_is_free():
     storage = FakeStorage("0" * 32, room=400)
     store = sealed(storage)
