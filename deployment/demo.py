@@ -122,7 +122,7 @@ def run(port: int | None, keep: bool) -> int:
             console.print(f"or look at it, and talk to it, at {url}/console", soft_wrap=True, highlight=False)
             until_interrupted()
         else:
-            console.print("To go on: dflash-serve demo --keep leaves the server up; docs/quickstart.md says what to try.")
+            console.print("To go on: dflash-serve demo --keep leaves the server up, and docs/quickstart.md is next.")
     return 1 if report.failed else 0
 
 
