@@ -1,6 +1,6 @@
 """Acceptance length and tokens per second of the demo model, with and without drafting, on one lane.
 
-    python bench/demo_model.py [--device cpu|cuda] [--dtype float32|bfloat16] [--output FILE]
+    python -m bench.demo_model [--device cpu|cuda] [--dtype float32|bfloat16] [--output FILE]
 
 The twelve golden prompts, greedy, each until its end token or 96 tokens. Every drafter runs the same prompts in
 the same process; each runs once before it is timed. Tokens per second count decoding only, from the end of the prefill.

@@ -1,6 +1,6 @@
 """Peak host memory of loading a model, beside the model itself: what streaming tensor by tensor costs.
 
-    python bench/loading.py [--hidden 1024] [--layers 16] [--output FILE]
+    python -m bench.loading [--hidden 1024] [--layers 16] [--output FILE]
 
 Writes a random target of the family in BF16, in shards, loads it in a fresh process, and samples that process's
 anonymous memory (pages of mapped files are the kernel's to drop). Limit: the model, plus its largest tensor, plus 10 %

@@ -1,6 +1,6 @@
 """Makes the index of a proposal head: the token ids that are most frequent in a text.
 
-    python bench/proposal_rows.py MODEL OUTPUT --rows 131072 FILE [FILE ...]
+    python -m bench.proposal_rows MODEL OUTPUT --rows 131072 FILE [FILE ...]
 
 Fewer rows make drafting's head cheaper; a token that is left out can still be generated, but not proposed. Ids that
 the text never has are filled up from the lowest id on; end tokens are always in. Use: `--proposal-head OUTPUT`.

@@ -1,6 +1,6 @@
 """What `reproducible` costs DFlash2 in acceptance, beside the normal rule, which reaches the best possible: 1 - TV.
 
-    python bench/reproducible.py [--output FILE]
+    python -m bench.reproducible [--output FILE]
 
 A reproducible draft is drawn by the race over q with the noise that decides over p: d = argmin E_v / q_v, the target's
 y = argmin E_v / p_v, and d stands iff d = y. Token v wins both races iff E_w > E_v max(p_w / p_v, q_w / q_v) for every

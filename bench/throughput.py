@@ -1,6 +1,6 @@
 """Tokens per second of one engine with 1 to 8 lanes, drafting off and on, on the demo model.
 
-    python bench/throughput.py [--device cpu|cuda] [--dtype float32|bfloat16] [--output FILE]
+    python -m bench.throughput [--device cpu|cuda] [--dtype float32|bfloat16] [--output FILE]
 
 Sixteen greedy turns of 64 tokens from the golden prompts (end tokens ignored, so that every run does the same work),
 submitted at once; the time runs from the first step to the last token, prefill included. All runs share one process.

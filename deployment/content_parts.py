@@ -74,9 +74,12 @@ class Parts:
         return sum(len(part.source.base64) for part in self.media if isinstance(part.source, Inline))
 
     def at(self, places: Sequence[str]) -> Parts:
-        """The same, with the media that are not kept at other places."""
+        """The same, with the media that are not kept at other places; one for which there is none stays at its own, so
+        that what is refused about it has a name."""
         left = iter(places)
-        media = (one if isinstance(one.source, Kept) else replace(one, place=next(left)) for one in self.media)
+        media = (
+            one if isinstance(one.source, Kept) else replace(one, place=next(left, one.place)) for one in self.media
+        )
         return replace(self, media=tuple(media))
 
     def with_digests(self, digests: Sequence[str]) -> tuple[Message, ...]:

@@ -46,12 +46,13 @@ class Report:
         if not holds:
             self.failed.append(what)
 
-    def step(self, name: str, answer: Answer) -> None:
+    def step(self, name: str, answer: Answer, *, drafted: bool = True) -> None:
         ended, resume = answer.ended, answer.resume
         hit, reused, prefilled = (
             (resume.hit, resume.reused, resume.prefilled) if resume else ("none", 0, answer.usage.prompt_tokens)
         )
-        self.rows.append((name, ended.replica, hit, str(reused), str(prefilled), f"{ended.acceptance_length:.2f}"))
+        accepted = f"{ended.acceptance_length:.2f}" if drafted else "-"
+        self.rows.append((name, ended.replica, hit, str(reused), str(prefilled), accepted))
         if resume:
             self.console.print(
                 f"   replica {ended.replica}; state from: {hit}; {reused} tokens reused, {prefilled} prefilled"
@@ -120,6 +121,8 @@ def run(port: int | None, keep: bool) -> int:
             console.print(f"{curl} -d '{body}'", soft_wrap=True, markup=False, highlight=False)
             console.print(f"or look at it, and talk to it, at {url}/console", soft_wrap=True, highlight=False)
             until_interrupted()
+        else:
+            console.print("To go on: dflash-serve demo --keep leaves the server up, and docs/quickstart.md is next.")
     return 1 if report.failed else 0
 
 
@@ -134,7 +137,7 @@ def show(visitor: Visitor, report: Report) -> None:
     report.step("streamed, DFlash2", drafted)
     plain = visitor.ask(COUNT, drafting=False)
     say(f"   drafting off: {plain.tokens_per_second:.0f} tokens/s")
-    report.step("streamed, drafting off", plain)
+    report.step("streamed, drafting off", plain, drafted=False)
     report.check(drafted.content == plain.content, "drafting does not change a greedy answer")
     report.check(accepted > 1.5, "a round accepts more than it would without drafts")
 

@@ -65,6 +65,13 @@ class SessionApi:
             raise unknown_session(name)
         return placement
 
+    async def beginning(self, request: Request, start: str) -> tuple[str, ...]:
+        """Names of the asker's sessions that begin so, in their order."""
+        tenant = tenant_of(request)
+        await located(self._cluster, SessionKey(tenant, start))  # until then the directory may not know all of them
+        names = [placed.key.session for placed in await self._sessions(tenant)]
+        return tuple(sorted(name for name in names if name.startswith(start)))
+
     async def create(self, request: Request) -> Any:
         body = parse(NewSessionBody, await document_of(request, empty=True))
         key = _key_of(request, body)
@@ -72,10 +79,7 @@ class SessionApi:
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:
-        try:
-            placements = await self._cluster.sessions(tenant_of(request))
-        except (RayError, TimeoutError):
-            raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
+        placements = await self._sessions(tenant_of(request))
         return listed([placement_object(placement) for placement in placements if not is_keyed(placement.key)])
 
     async def show(self, request: Request, name: str) -> Any:
@@ -179,6 +183,12 @@ class SessionApi:
             raise session_exists(key.session)
         answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
+
+    async def _sessions(self, tenant: str) -> tuple[Placed, ...]:
+        try:
+            return await self._cluster.sessions(tenant)
+        except (RayError, TimeoutError):
+            raise RequestError(503, "unavailable", "the directory does not answer; try again") from None
 
     async def _loaded(self, request: Request, name: str) -> SessionInfo:
         placement = await self.placement(request, name)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from deployment.app import leaving_seconds
-from deployment.cli import app
 from deployment.replica import STUCK_END_SECONDS
 from deployment.settings import AppArgs
 
@@ -31,15 +28,6 @@ def test_every_setting_that_it_names_is_one():
     assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
     assert f"ends itself {STUCK_END_SECONDS:g} s later" in PAGE
     assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
-
-
-def test_every_command_of_ours_that_it_shows_has_the_options_that_it_is_given():
-    shown = re.findall(r"dflash-serve ([a-z-]+)((?: [\w./-]+)*)", PAGE)
-    assert {command for command, _ in shown} >= {"check-model", "serve", "down"}
-    commands: Any = get_command(app)
-    for command, arguments in shown:
-        options = {option for parameter in commands.commands[command].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", arguments)) <= options, command
 
 
 @pytest.mark.parametrize("gib", [1, 64, 256])

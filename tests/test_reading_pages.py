@@ -1,20 +1,12 @@
-"""docs/tour.md, docs/quickstart.md and docs/troubleshooting.md name what there is. Their commands run elsewhere:
-`tests/deployment/test_api_page.py`."""
+"""docs/tour.md, docs/troubleshooting.md and docs/console.md name what there is."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
-
-import pytest
-from typer.main import get_command
-
-from deployment.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("console", "quickstart", "tour", "troubleshooting")
 
 
 def page(name: str) -> str:
@@ -27,22 +19,6 @@ def test_the_tour_has_ten_steps_and_each_file_has_what_it_begins_with():
     for _, file, function, test in steps:
         assert re.search(rf"def {function}\(", (ROOT / file).read_text("utf-8")), (file, function)
         assert (ROOT / test).is_file(), test
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_pages_and_to_headings_that_there_are(name: str):
-    for target in re.findall(r"\]\((?!https:)([^)]+)\)", page(name)):
-        file, _, heading = target.partition("#")
-        assert (DOCS / file).exists(), target
-        if heading:
-            titles = re.findall(r"^#+ (.*)$", (DOCS / file).read_text("utf-8"), re.MULTILINE)
-            assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_files_that_are_named_exist(name: str):
-    for file in re.findall(r"`((?:deployment|tests|model|kernels|state)/[\w/.]*)`", page(name)):
-        assert (ROOT / file).exists(), file
 
 
 def test_what_troubleshooting_quotes_is_what_is_said():
@@ -63,12 +39,3 @@ def test_pictures_are_small_and_are_pictures():
     for name in named:
         data = (DOCS / name).read_bytes()
         assert data.startswith(b"\x89PNG") and len(data) < 150_000, name
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_that_are_shown_and_their_options_exist(name: str):
-    """Those that need more than a test has, too."""
-    commands: Any = get_command(app)
-    for command, rest in re.findall(r"dflash-serve ([a-z-]+)([^\n`#|]*)", page(name)):
-        options = {option for parameter in commands.commands[command].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", rest)) <= options, command

@@ -5,7 +5,6 @@ A response that follows another one than its session's newest begins a session o
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import time
@@ -41,8 +40,8 @@ from deployment.wire import NOTHING, ReplicaInfo, Route, SessionInfo, TurnReques
 
 SESSION_MOVED_ON = "session_moved_on"
 
-ALIKE = 8
-"""Of requests that are alike and go on from one older response, so many are told apart when one of them comes again."""
+_ALIKE, _TIME = 16, 11
+"""Hex digits of a session's name that say what began it from an older response, and when, in milliseconds."""
 
 _IN_ITS_SESSION = "images of earlier responses are in their session alone"
 
@@ -85,13 +84,9 @@ class ResponsesApi:
         that has a past: it is the last one that a request like it began from there."""
         if asking.idempotency_key is not None or before is None or not body.store:
             return _new_session(asking.idempotency_key)
-        asked = f"{before.name} {before.turn} {body.model_dump_json()}"
-        names = [_new_session(f"{asked} {number}") for number in range(ALIKE)]
-        there = await asyncio.gather(*(self._exists(request, name) for name in names))
-        last = max((number for number, exists in enumerate(there) if exists), default=-1)
-        if asking.repeated and last >= 0:
-            return names[last]
-        return names[last + 1] if last + 1 < ALIKE else _new_session(None)
+        alike = _digits(f"{before.name} {before.turn} {body.model_dump_json()}")[:_ALIKE]
+        begun = await self._sessions.beginning(request, session_name(alike)) if asking.repeated else []
+        return begun[-1] if begun else session_name(_later_than_others(alike))
 
     async def _created(
         self, asking: Asking, size: int, body: ResponsesBody, before: Stored | None, name: str
@@ -255,7 +250,16 @@ class ResponsesApi:
 
 def _new_session(key: str | None) -> str:
     """A request that is sent again under its key is in the same session."""
-    return session_name(secrets.token_hex(16) if key is None else hashlib.sha256(key.encode()).hexdigest()[:32])
+    return session_name(secrets.token_hex(16) if key is None else _digits(key))
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _later_than_others(alike: str) -> str:
+    """The digits of a session that a request begins: those it shares with requests like it, the time, and a draw."""
+    return f"{alike}{int(time.time() * 1000):0{_TIME}x}{secrets.token_hex(16)}"[:32]
 
 
 def _unknown(name: str) -> RequestError:

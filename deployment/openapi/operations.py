@@ -12,7 +12,7 @@ from deployment.anthropic_messages.schema import PromptBody as MessagesPrompt
 from deployment.completion_schema import CompletionBody
 from deployment.openai_responses.schema import PromptBody as ResponsesPrompt
 from deployment.openai_responses.schema import ResponsesBody
-from deployment.openapi import adopted, answers
+from deployment.openapi import adopted, answers, session_answers
 from deployment.request_reading import MAX_KEY
 from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, TurnBody
 from deployment.session_api import DOCUMENT_TYPE
@@ -119,16 +119,18 @@ OPERATIONS = {
     ),
     "POST /v1/sessions": Operation(
         "A session before its first turn.",
-        answers.Created, (400, 409, 413, 429, 503), (NewSessionBody,), needs_body=False,
+        session_answers.Created, (400, 409, 413, 429, 503), (NewSessionBody,), needs_body=False,
     ),
-    "GET /v1/sessions": Operation("The sessions of whoever asks.", answers.Sessions, (503,)),
-    "GET /v1/sessions/{name}": Operation("A session with transcript and turns.", answers.SessionDetails, _OF_SESSION),
-    "DELETE /v1/sessions/{name}": Operation("Deletes a session.", answers.Deleted, (404, 409, 503)),
+    "GET /v1/sessions": Operation("The sessions of whoever asks.", session_answers.Sessions, (503,)),
+    "GET /v1/sessions/{name}": Operation(
+        "A session with transcript and turns.", session_answers.SessionDetails, _OF_SESSION
+    ),
+    "DELETE /v1/sessions/{name}": Operation("Deletes a session.", session_answers.Deleted, (404, 409, 503)),
     "POST /v1/sessions/{name}/turns": Operation(
         "An append turn: messages holds only what is new.",
         answers.ChatCompletion, _ANY_TURN, (TurnBody,), streams=True, takes=(_KEY, *_RETRY, _DURABLE),
     ),
-    "GET /v1/sessions/{name}/turns": Operation("A session's turns, oldest first.", answers.Turns, _OF_SESSION),
+    "GET /v1/sessions/{name}/turns": Operation("A session's turns, oldest first.", session_answers.Turns, _OF_SESSION),
     "GET /v1/sessions/{name}/turns/{turn}/events": Operation(
         "A turn's stream of events from its first one, or from after the one that was had last.",
         "text/event-stream", (400, 404, 409, 410, 503),
@@ -139,26 +141,28 @@ OPERATIONS = {
             _query("continuous_usage_stats", "With it, each chunk says what was used so far.", type="boolean"),
         ),
     ),
-    "GET /v1/sessions/{name}/checkpoints": Operation("A session's checkpoints.", answers.Checkpoints, _OF_SESSION),
+    "GET /v1/sessions/{name}/checkpoints": Operation(
+        "A session's checkpoints.", session_answers.Checkpoints, _OF_SESSION
+    ),
     "POST /v1/sessions/{name}/checkpoints": Operation(
         "Keeps where a session stands, under a name.",
-        answers.MadeCheckpoint, (400, 404, 409, 413, 503), (CheckpointBody,), needs_body=False,
+        session_answers.MadeCheckpoint, (400, 404, 409, 413, 503), (CheckpointBody,), needs_body=False,
     ),
     "DELETE /v1/sessions/{name}/checkpoints/{checkpoint}": Operation(
-        "Deletes a checkpoint.", answers.DeletedCheckpoint, (404, 409, 503)
+        "Deletes a checkpoint.", session_answers.DeletedCheckpoint, (404, 409, 503)
     ),
     "POST /v1/sessions/{name}/fork": Operation(
         "A second session with the same past, or a part of it.",
-        answers.Forked, (400, 404, 409, 413, 429, 503), (ForkBody,), needs_body=False,
+        session_answers.Forked, (400, 404, 409, 413, 429, 503), (ForkBody,), needs_body=False,
     ),
     "POST /v1/sessions/{name}/migrate": Operation(
         "Moves a session to another replica; a turn that runs goes on there.",
-        answers.Migrated, (400, 404, 409, 413, 503), (MigrateBody,), needs_body=False,
+        session_answers.Migrated, (400, 404, 409, 413, 503), (MigrateBody,), needs_body=False,
     ),
     "GET /v1/sessions/{name}/export": Operation("A session as a document.", DOCUMENT_TYPE, (404, 409, 503)),
     "POST /v1/sessions/import": Operation(
         "A new session out of a document.",
-        answers.Imported, (400, 409, 413, 429, 503), DOCUMENT_TYPE,
+        session_answers.Imported, (400, 409, 413, 429, 503), DOCUMENT_TYPE,
         takes=(_query("id", "Its name; without one it has the document's.", type="string"),),
     ),
     "POST /tokenize": Operation(

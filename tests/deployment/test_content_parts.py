@@ -108,3 +108,10 @@ def test_messages_keep_a_digest_in_the_place_of_each_image() -> None:
     assert parts.inline_characters == 8
     shown = [{"type": "image", "sha256": "a"}, text, {"type": "image", "sha256": "b"}]
     assert parts.with_digests(["a", "b"]) == (messages[0], {"role": "user", "content": shown, "name": "me"})
+
+
+def test_media_for_which_no_other_place_is_told_stay_at_their_own() -> None:
+    shown = [{"type": "image_url", "image_url": {"url": HTTPS}}] * 2
+    moved = parts_of([{"role": "user", "content": shown}], chat_part).at(["input[0].content[0].image_url"])
+    places = [part.place for part in moved.media]
+    assert places == ["input[0].content[0].image_url", "messages[0].content[1].image_url.url"]

@@ -18,6 +18,7 @@ from deployment.openai_responses.api import ResponsesApi
 from deployment.openai_responses.format import ResponseFormat
 from deployment.openai_responses.stored import Note
 from deployment.parsing.turn_text import ToolCall
+from deployment.session_api import located
 from deployment.wire import Closed, Delta, Opened, Told
 from tests.deployment.serving import serving
 
@@ -201,6 +202,25 @@ def test_a_response_that_is_asked_for_again_is_the_same(api: openai.OpenAI, mark
     if older and mark != "idempotency-key":
         other = ask(api, "Go on.", store=True, max_output_tokens=8, previous_response_id=first.id)
         assert other.id[:37] not in (made.id[:37], first.id[:37]), "one that does not say so is another one"
+
+
+def test_the_last_of_many_requests_alike_is_found_and_the_others_look_for_nothing(
+    api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+):
+    looked_for: list[str] = []
+
+    async def watched(cluster: Any, key: Any) -> Any:
+        looked_for.append(key.session)
+        return await located(cluster, key)
+
+    monkeypatch.setattr("deployment.session_api.located", watched)
+    first = ask(api, "One.", store=True, max_output_tokens=2)
+    ask(api, "Two.", store=True, max_output_tokens=2, previous_response_id=first.id)
+    how: Any = {"store": True, "max_output_tokens": 2, "previous_response_id": first.id}
+    many = [ask(api, "Go on.", **how) for _ in range(9)]
+    assert len({one.id[:37] for one in many}) == 9 and len(set(looked_for)) == 1, "that which they go on from"
+    again = ask(api, "Go on.", **how, extra_headers={"x-stainless-retry-count": "1"})
+    assert again.id == many[-1].id
 
 
 def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +14,7 @@ from deployment.client import Client, Conflict, InvalidRequest, NotFound
 from deployment.client.outage import Patience
 from tests.e2e.cluster import COUNT, FACT, GREEDY, QUESTION, chat, text
 from tests.e2e.two_replicas.streams import LONG, SAMPLED, asking, read
+from tests.pages.reading import tried
 
 
 def test_openai_client_completes_text_and_token_ids_whole_and_streamed(url: str):
@@ -139,42 +134,29 @@ def test_our_client_manages_sessions_and_names_what_the_server_refuses(url: str)
         assert wrong.value.param == "temperature"
 
 
+# ------------------------------------------------------------------------------------------------ pages
+
+
+def test_the_readme_does_what_it_says(url: str, tmp_path: Path):
+    asked = next(one for one in tried("README.md", url, tmp_path) if "/migrate" in one.block.text)
+    answer, moved = asked.answers
+    assert "4172" in text(answer) and moved["from"] != moved["to"]
+
+
+def test_a_first_conversation_goes_as_the_quickstart_says(url: str, tmp_path: Path):
+    _, first, kept, moved = tried("docs/quickstart.md", url, tmp_path)
+    began, asked = first.answers
+    assert asked["session"]["id"] == "first" and asked["session"]["reused"] == began["session"]["frontier"]
+    assert "4172" in text(asked)
+    checkpoint, forked, counted, listed = kept.answers
+    assert (checkpoint["name"], forked["parent"], forked["frontier"]) == ("told", "first", asked["session"]["frontier"])
+    assert counted["session"]["id"] == "second" and {one["id"] for one in listed["data"]} >= {"first", "second"}
+    gone, again = moved.answers
+    assert gone["from"] != gone["to"] and again["session"]["hit"] == "peer" and "4172" in text(again)
+
+
 def test_the_clients_page_does_what_it_says(url: str, tmp_path: Path):
-    page = (Path(__file__).resolve().parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
-    page = page.replace("127.0.0.1:8000", url.removeprefix("http://"))
-    (typed,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    chat_here = f"{shlex.quote(sys.executable)} -m deployment.cli chat --url {url}"
-    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60, "check": True}
-    root = str(Path(__file__).resolve().parents[3])
-    how["env"] = {**os.environ, "PYTHONPATH": root}
-    talked = subprocess.run(["bash", "-euc", typed.replace("dflash-serve chat", chat_here)], **how)
-    first, second = talked.stdout.splitlines()
-    assert first and "4172" in second
-    moved = [line for line in talked.stderr.splitlines() if "moved from" in line or "state from peer" in line]
-    assert len(moved) == 2 and talked.stderr.count("acceptance length") == 2
-    said = subprocess.run([sys.executable, "-c", program], **how).stdout
-    assert "4172" in said and said.endswith("404 session_not_found session\n")
-
-
-# ------------------------------------------------------------------------------------------------ the page
-
-
-def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path):
-    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    told = [
-        subprocess.run(
-            ["bash", "-euc", block.replace("127.0.0.1:8000", url.removeprefix("http://"))],
-            cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
-        ).stdout
-        for block in blocks
-    ]  # fmt: skip
-    first, forked, followed, twice, completed = told
-    assert first.startswith("HTTP/1.1 200") and "x-session-resume: hit=none" in first
-    assert '"session.checkpoint"' in forked and '"session.forked"' in forked
-    rests = followed.split("data: [DONE]\n\n")
-    assert len(rests) == 4 and rests[3] == "" and rests[1].startswith(rests[0]) and rests[2].endswith(rests[0])
-    assert '"usage"' in rests[1].removeprefix(rests[0]) and "assistant" in rests[2] and "assistant" not in rests[0]
-    assert twice == "one turn\n"
-    assert json.loads(completed)["usage"]["completion_tokens"] == 8
+    typed, program = tried("docs/client.md", url, tmp_path)
+    moved = [line for line in typed.output.splitlines() if "moved from" in line or "state from peer" in line]
+    assert len(moved) == 2 and typed.output.count("acceptance length") == 2 and "4172" in typed.output
+    assert "4172" in program.output and program.output.endswith("404 session_not_found session\n")
