@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
@@ -44,8 +44,10 @@ from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
 from deployment.router import LANES_FREE
 from deployment.session import Session
+from deployment.session_desk import SessionDesk
 from deployment.settings import AppArgs
 from deployment.state_limit import StateLimit
+from deployment.telling import events, is_full, told
 from deployment.turn_desk import TurnDesk
 from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
@@ -63,7 +65,6 @@ from deployment.wire import (
     SessionInfo,
     Told,
     TurnAnswer,
-    TurnEvent,
     TurnRequest,
 )
 from state.session_record import ForkPoint
@@ -84,45 +85,6 @@ STAY_SECONDS = 10.0
 log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
-
-
-# Each generator closes the one that it reads: a reader who leaves must be known to have left at once.
-async def _told(
-    get: Callable[[], Awaitable[HeldTurn | Elsewhere | NotHere]], after: EventId | None
-) -> AsyncGenerator[TurnAnswer, None]:
-    """Refusals are values, so that no traceback is a user's."""
-    try:
-        found = await get()
-    except OwnedElsewhere as error:
-        yield NotHere("", error.owner)
-        return
-    except RequestError as error:
-        yield Told("", error.refused)
-        return
-    except EngineError as error:
-        yield Told("", of_engine(error.code, error.message, error.param))
-        return
-    if isinstance(found, Elsewhere | NotHere):
-        yield found
-        return
-    async with aclosing(_events(found, after)) as events:
-        async for told in events:
-            yield told
-
-
-async def _events(turn: HeldTurn, after: EventId | None) -> AsyncGenerator[TurnAnswer, None]:
-    try:
-        async with aclosing(turn.read(after)) as events:
-            async for told in events:
-                yield told
-    except RequestError as error:
-        yield Told("", error.refused)
-
-
-def _is_full(event: TurnEvent) -> bool:
-    """Whether a turn was refused for want of room. Where a limit of its own was in the way, the refusal names it."""
-    full = (engine_errors.OVERLOADED, engine_errors.QUEUE_TIMEOUT)
-    return isinstance(event, Refused) and event.code in full and event.param is None
 
 
 class EngineReplica:
@@ -150,8 +112,9 @@ class EngineReplica:
         )
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
-        self._forking = Forking(self._service, self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
+        forking = Forking(self._service, self._keeper)
+        self._sessions = SessionDesk(self._id, self._keeper, forking, self._state_limit, self._turns)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
@@ -221,9 +184,9 @@ class EngineReplica:
         """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
         is the last choice's Closed, or a Refused."""
         self._start()
-        async with aclosing(_told(lambda: self._take(route, request), None)) as answers:
+        async with aclosing(told(lambda: self._take(route, request), None)) as answers:
             async for answer in answers:
-                full = isinstance(answer, Told) and _is_full(answer.event)
+                full = isinstance(answer, Told) and is_full(answer.event)
                 yield (await self._make_way(route, request) or answer) if full else answer
 
     async def _take(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere | NotHere:
@@ -265,7 +228,7 @@ class EngineReplica:
     ) -> AsyncIterator[TurnAnswer]:
         """A session's turn, running or over: its first event, then all others, or those after an event id."""
         self._start()
-        async with aclosing(_told(lambda: self._desk.find(route, key, turn), after)) as answers:
+        async with aclosing(told(lambda: self._desk.find(route, key, turn), after)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -277,7 +240,7 @@ class EngineReplica:
         if held is None:
             yield NotHere(self._id)
             return
-        async with aclosing(_events(held, after)) as answers:
+        async with aclosing(events(held, after)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -306,21 +269,11 @@ class EngineReplica:
         """Brings an existing session here."""
         if route.replica not in (None, self._id):
             return NotHere(self._id)
-        return await self._asked(self._adopt(route, key))
-
-    async def _adopt(self, route: Route, key: SessionKey) -> Adopted:
-        session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
-        # Who believed it elsewhere has had it moved here just now.
-        believed = route.placement.owner if route.placement is not None else None
-        return Adopted(self._id, session.epoch, hit if believed == self._id else session.came, session.frontier)
+        return await self._asked(self._sessions.adopt(route, key))
 
     async def move(self, route: Route, key: SessionKey, destination: str) -> Movement | NotHere | Refused | None:
         """Gives a session, and the turn that runs in it, to another replica. None: it stayed."""
-        return await self._asked(self._move(route, key, destination))
-
-    async def _move(self, route: Route, key: SessionKey, destination: str) -> Movement | None:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return await self._keeper.move(session, destination)
+        return await self._asked(self._sessions.move(route, key, destination))
 
     async def receive(self, route: Route, message: ToDestination) -> Welcome | NotHere | Refused:
         """A part of a session that another replica may give to this one."""
@@ -335,29 +288,14 @@ class EngineReplica:
         self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None
     ) -> Adopted | NotHere | Refused:
         """Gives `child_key` all that the session is, or was. The child lives here, sharing the parent's pages."""
-        return await self._asked(self._fork(route, key, child_key, at))
-
-    async def _fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
-        await self._state_limit.check(child_key.tenant)
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        child = await self._forking.fork(session, child_key, at)
-        return Adopted(self._id, child.epoch, "device", child.frontier)
+        return await self._asked(self._sessions.fork(route, key, child_key, at))
 
     async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint | NotHere | Refused:
         """Keeps where the session stands now."""
-        return await self._asked(self._checkpoint(route, key, name))
-
-    async def _checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return await self._forking.checkpoint(session, name)
+        return await self._asked(self._sessions.checkpoint(route, key, name))
 
     async def delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool | NotHere | Refused:
-        return await self._asked(self._delete_checkpoint(route, key, name))
-
-    async def _delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        await self._forking.delete_checkpoint(session, name)
-        return True
+        return await self._asked(self._sessions.delete_checkpoint(route, key, name))
 
     async def _asked(self, answer: Awaitable[T]) -> T | NotHere | Refused:
         """Refusals as values; `NotHere` with the owner if that is another replica."""
@@ -373,53 +311,23 @@ class EngineReplica:
 
     async def export_session(self, route: Route, key: SessionKey) -> ExportedSession | NotHere | Refused:
         """The session as a document for its client."""
-        return await self._asked(self._export(route, key))
-
-    async def _export(self, route: Route, key: SessionKey) -> ExportedSession:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return ExportedSession(await self._keeper.copies.document(session))
+        return await self._asked(self._sessions.export(route, key))
 
     async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
-        return await self._asked(self._import(key, document))
-
-    async def _import(self, key: SessionKey, document: np.ndarray) -> Adopted:
-        await self._state_limit.check(key.tenant)
-        session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
-        return Adopted(self._id, session.epoch, "disk", session.frontier)
+        return await self._asked(self._sessions.import_(key, document))
 
     async def create_session(self, route: Route, key: SessionKey, alone: bool = False) -> Adopted | NotHere | Refused:
         """A new session without a past, which lives here; `alone`: in this node's memory, and nowhere else."""
-        return await self._asked(self._create(key, alone))
-
-    async def _create(self, key: SessionKey, alone: bool) -> Adopted:
-        await self._state_limit.check(key.tenant)
-        session = await self._keeper.create_empty(key, alone)
-        return Adopted(self._id, session.epoch, "none", session.frontier)
+        return await self._asked(self._sessions.create(key, alone))
 
     async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:
         """A running turn is cancelled."""
-        return await self._asked(self._delete(route, key))
-
-    async def _delete(self, route: Route, key: SessionKey) -> bool:
-        # `anew`: one of which no copy is left can be deleted too.
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
-        await self._keeper.delete(session, time.time())
-        self._turns.forget(key)
-        return True
+        return await self._asked(self._sessions.delete(route, key))
 
     async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str | NotHere | Refused:
         """Ends a session's running turn at its next commit boundary, and returns its note once it is over."""
-        return await self._asked(self._cancel_turn(route, key, turn))
-
-    async def _cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        running = session.running
-        if running is None or running.id != turn:
-            raise RequestError(409, "turn_over", f"turn {turn!r} does not run, so that it cannot be cancelled", "turn")
-        running.cancel()
-        await running.ended()
-        return running.request.note
+        return await self._asked(self._sessions.cancel_turn(route, key, turn))
 
     async def session_info(self, route: Route, key: SessionKey) -> SessionInfo | NotHere | Refused:
         """What the owner knows, and if it is gone, what its copies say: then the session is brought here."""

@@ -22,6 +22,7 @@ from deployment.engine.captures import Captures
 from deployment.engine.counts import Counts, Flow
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
+from deployment.engine.endings import Endings
 from deployment.engine.errors import EngineError
 from deployment.engine.exchange import StateExchange
 from deployment.engine.known_media import KnownMedia
@@ -31,37 +32,20 @@ from deployment.engine.media_checks import check_media
 from deployment.engine.messages import (
     Call,
     Cancel,
-    Checkpoint,
-    Checkpointed,
     Command,
-    Drop,
-    Dropped,
-    DropStaged,
     Event,
     Evicted,
-    Export,
-    ExportPages,
     Facts,
     Failed,
     Finished,
-    Fork,
-    Import,
     Inspect,
     Preempt,
     PromptLogprobs,
-    Publish,
-    Staged,
-    StageSegments,
     Started,
-    StateCall,
     Submit,
     Suspend,
     Suspended,
     TokenLogprob,
-    Tokens,
-    Unpin,
-    Unpinned,
-    VerifyStaged,
 )
 from deployment.engine.options import EngineOptions
 from deployment.engine.outbox import Outbox
@@ -72,6 +56,7 @@ from deployment.engine.round import Executor
 from deployment.engine.round_shape import Shapes
 from deployment.engine.scheduler import Holding, Scheduler, Shortage, Ticket
 from deployment.engine.sessions import SessionTable
+from deployment.engine.state_calls import StateCalls, not_here
 from deployment.engine.tally import Laps, Tally
 from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
@@ -125,8 +110,9 @@ class Engine:
         self._known_media = KnownMedia()
         self._lanes: list[Lane] = []
         self._suspended: dict[str, Lane] = {}
+        self._endings = Endings(self.memory, self._sessions, self._captures, self._scheduler, self._lanes, emit, clock)
+        self._state_calls = StateCalls(self._exchange, self._sessions, self._captures, self._lanes, self._suspended)
         self._cancelled: set[str] = set()
-        self._over: set[str] = set()  # turns that ended before the one that they follow
         self._work = 0
         if options.capture == "start":
             self._executor.capture()
@@ -161,8 +147,10 @@ class Engine:
                     self._preempt(command.turn)
                 case Suspend():
                     self._give_back(command)
+                case Inspect():
+                    self._emit(self._inspect(command))
                 case _:
-                    self._emit(self._answer(command))
+                    self._emit(self._state_calls.answer(command))
         except EngineError as error:
             self._emit(Failed(ref, error.code, error.message, error.param))
         except CapacityError as error:
@@ -172,40 +160,6 @@ class Engine:
         except Exception as error:  # out of memory, a lost device: running turns must not end for one command
             logger.exception("a command failed")
             self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
-
-    def _answer(self, command: StateCall) -> Event:
-        """Of a command that ends no turn."""
-        match command:
-            case Checkpoint():
-                return Checkpointed(command.call, command.session, self._checkpoint(command.session))
-            case Unpin():
-                self._sessions.unpin(command.session, command.frontier)
-                return Unpinned(command.call, command.session, command.frontier)
-            case ExportPages():
-                return self._exchange.pages(command, self._running(command.turn))
-            case StageSegments():
-                return self._exchange.stage(command)
-            case VerifyStaged():
-                return self._verify(command)
-            case DropStaged():
-                return self._exchange.drop_staged(command)
-            case Export():
-                return self._exchange.export(command)
-            case Publish():
-                return self._exchange.publish(command)
-            case Import():
-                self._detach(command.session)
-                return self._exchange.import_(command)
-            case Fork():
-                return self._exchange.fork(command)
-            case Drop():
-                self._detach(command.session)
-                self._sessions.drop(command.session)
-                return Dropped(command.call, command.session)
-            case Inspect():
-                held = self._sessions.whole(command.session) if command.session is not None else ()
-                checkpoints = tuple((checkpoint.kind, checkpoint.frontier) for checkpoint in held)
-                return Facts(command.call, self.facts(), self.counts(), self._work, checkpoints)
 
     def _submit(self, submit: Submit) -> None:
         if self._scheduler.knows(submit.turn):
@@ -220,14 +174,19 @@ class Engine:
             now = self._clock()
             lane = None if submit.resumed is None else self._admission.replay(submit, submit.resumed, now)
             if lane is not None and lane.finish_reason is not None:
-                self._finish(lane)
+                self._endings.finish(lane)
                 return
             self._scheduler.enqueue(submit, now)
         except BaseException:
-            self._unpark(submit)
+            self._endings.unpark(submit)
             raise
         if lane is not None:
             self._suspended[submit.turn] = lane
+
+    def _inspect(self, command: Inspect) -> Facts:
+        held = self._sessions.whole(command.session) if command.session is not None else ()
+        checkpoints = tuple((checkpoint.kind, checkpoint.frontier) for checkpoint in held)
+        return Facts(command.call, self.facts(), self.counts(), self._work, checkpoints)
 
     def facts(self) -> dict[str, int | str]:
         """What the engine holds now."""
@@ -253,12 +212,6 @@ class Engine:
         """What the engine has done since it began."""
         written, read = (self._durable.flow_out, self._durable.flow_in) if self._durable else (Flow(), Flow())
         return self._tally.counts(written, read)
-
-    def _detach(self, session: str) -> None:
-        """Turns of this session that still run will not give it their state any more: it has another now."""
-        for lane in (*self._lanes, *self._suspended.values()):
-            if lane.session == session:
-                lane.session = None
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -296,20 +249,12 @@ class Engine:
             work()
         except EngineError as error:  # the turn itself is at its end, as at a grammar's dead end
             for lane in lanes:
-                self._fail(lane, error)
+                self._endings.fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
             logger.exception("a turn failed", extra={"turns": [lane.submit.turn for lane in lanes]})
             for lane in lanes:
-                self._fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
+                self._endings.fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
         self._work += 1
-
-    def _fail(self, lane: Lane, error: EngineError) -> None:
-        """Ends a turn in the middle. What it had committed is told, captured and kept, as of a cancelled one."""
-        if not lane.ended:
-            self._tell(tell(lane, len(lane.published), None))
-            self._captures.ended(lane)
-            kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
-            self._end(lane, Failed(lane.submit.turn, error.code, error.message, error.param, kept))
 
     def _end_cancelled(self) -> None:
         for ticket in [ticket for ticket in self._scheduler.waiting if ticket.turn in self._cancelled]:
@@ -317,14 +262,14 @@ class Engine:
             lane = self._suspended.pop(ticket.turn, None)
             if lane is not None:
                 lane.finish_reason = "cancelled"
-                self._guarded([lane], partial(self._finish, lane))
+                self._guarded([lane], partial(self._endings.finish, lane))
                 continue
-            self._unpark(ticket.submit)
+            self._endings.unpark(ticket.submit)
             prompt_tokens = len(ticket.submit.prompt_ids)
             self._emit(Finished(ticket.turn, "cancelled", (), None, prompt_tokens, 0, (), 0.0, 0.0))
         for lane in [lane for lane in self._lanes if lane.submit.turn in self._cancelled]:
             lane.finish_reason = "cancelled"
-            self._guarded([lane], partial(self._finish, lane))
+            self._guarded([lane], partial(self._endings.finish, lane))
         self._cancelled.clear()
 
     def _admit(self, now: float) -> None:
@@ -338,7 +283,7 @@ class Engine:
         if victims:
             self._scheduler.admit(now, self._take)
         for late in self._scheduler.expired(now):
-            self._unpark(late.submit)
+            self._endings.unpark(late.submit)
             message = f"the turn waited {now - late.waits_since:.1f} s, no lane was free in its time (queue_seconds)"
             self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
 
@@ -379,9 +324,9 @@ class Engine:
             self._tally.admitted(self._clock() - ticket.waits_since)
             return self._admission.holding(lane)
         if (lane := self._suspended.pop(ticket.turn, None)) is not None:
-            self._fail(lane, refusal)
+            self._endings.fail(lane, refusal)
         else:
-            self._unpark(submit)
+            self._endings.unpark(submit)
             self._emit(Failed(submit.turn, refusal.code, refusal.message, refusal.param))
         return None
 
@@ -411,37 +356,18 @@ class Engine:
         lane = self._suspended.pop(turn, None) or next((lane for lane in self._lanes if lane.submit.turn == turn), None)
         if lane is not None:
             frontier = self._captures.ended(lane, always=True)
-            self._end(lane, Suspended(command.call, turn, lane.session, frontier, len(lane.generated)))
+            self._endings.end(lane, Suspended(command.call, turn, lane.session, frontier, len(lane.generated)))
         elif ticket is not None:
-            self._unpark(ticket.submit)
+            self._endings.unpark(ticket.submit)
             self._emit(Suspended(command.call, turn, ticket.submit.session, 0, 0))
         else:
-            raise _not_here(turn)
-
-    def _verify(self, command: VerifyStaged) -> Staged:
-        try:
-            return self._exchange.verify_staged(command)
-        except EngineError:
-            self._detach(command.session)
-            self._sessions.drop(command.session)
-            raise
-
-    def _running(self, turn: str) -> Lane:
-        lane = next((lane for lane in self._lanes if lane.submit.turn == turn), None)
-        if lane is None:
-            raise _not_here(turn)
-        return lane
-
-    def _checkpoint(self, session: str) -> int:
-        """Of the session's youngest turn that decodes, else of what it has committed."""
-        decoding = [lane for lane in self._lanes if lane.session == session and not lane.prefilling]
-        return self._captures.explicit(decoding[-1], session) if decoding else self._exchange.checkpoint(session)
+            raise not_here(turn)
 
     def abandon(self, reason: str) -> None:
         """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
         self._outbox.release()
         for lane in (*self._lanes, *self._suspended.values()):
-            self._tell(tell(lane, len(lane.published), None))
+            self._endings.tell(tell(lane, len(lane.published), None))
             kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
             self._emit(Failed(lane.submit.turn, errors.INTERNAL_ERROR, reason, None, kept))
 
@@ -465,7 +391,7 @@ class Engine:
         self._captures.prefilled(lane)
         if lane.frontier < lane.prefill_end or len(lane.ledger) > lane.prompt_tokens:
             return
-        self._admission.share(lane, self._over)
+        self._admission.share(lane, self._endings.over)
         token, logprobs = self._executor.first_token(lane)
         self._begin(lane)
         self._publish(lane, preview(lane, (token,)), None, logprobs)
@@ -493,55 +419,18 @@ class Engine:
                     lane.rounds.append(accepted)
                     self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
             for lane, error in done.dead_ends:
-                self._fail(lane, error)
+                self._endings.fail(lane, error)
         self._laps.lap("publish")
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Appends what was kept to the ledger, tells the client, and ends the turn if it is over."""
         committed, tokens = publish(lane, outcome, accepted, logprobs)
         self._emit(committed)
-        self._tell(tokens)
+        self._endings.tell(tokens)
         if lane.finish_reason is not None:
-            self._finish(lane)
+            self._endings.finish(lane)
         elif accepted is not None:
             self._captures.decoded(lane)
-
-    def _tell(self, tokens: Tokens | None) -> None:
-        if tokens is not None:
-            self._emit(tokens)
-
-    def _finish(self, lane: Lane) -> None:
-        """Captures the turn's end, frees the lane, and says how the turn ended. Nothing is held back any more."""
-        self._tell(tell(lane, len(lane.published), None))
-        self._captures.ended(lane)
-        self._end(lane, finished(lane, lane.finish_reason or "cancelled", self._clock() - lane.admitted_at))
-
-    def _end(self, lane: Lane, last: Finished | Failed | Suspended) -> None:
-        """Frees the lane and sends the turn's last event, whatever happens."""
-        if lane.ended:
-            return
-        lane.ended = True
-        try:
-            if lane in self._lanes:
-                self._lanes.remove(lane)
-                self._scheduler.ended(lane.submit.turn)
-            self._unpark(lane.submit)
-            if not lane.suspended:
-                self.memory.close(lane.memory)
-        finally:
-            self._emit(last)
-
-    def _unpark(self, submit: Submit) -> None:
-        """Releases what was kept for a turn that is over. Where its leader's prompt is still to come, nothing will be
-        kept for it then."""
-        self._sessions.unpark(submit.turn)
-        self._over.difference_update(submit.followers)
-        if submit.after is not None and self._scheduler.knows(submit.after):
-            self._over.add(submit.turn)
-
-
-def _not_here(turn: str) -> EngineError:
-    return EngineError(errors.UNKNOWN_TURN, f"turn {turn!r} does not run here: it has ended, or never came", "turn")
 
 
 def _shown(error: Exception) -> str:

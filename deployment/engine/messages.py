@@ -395,10 +395,10 @@ StateCall = (
     | Import
     | Fork
     | Drop
-    | Inspect
 )
+"""Commands that begin and end no turn."""
 
-Call = Suspend | StateCall
+Call = Suspend | Inspect | StateCall
 """Commands with one answer, which names their `call`."""
 
 Command = Submit | Cancel | Preempt | Call

@@ -29,6 +29,7 @@ from deployment.metrics.measured import Room
 from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
+from deployment.session_desk import SessionDesk
 from deployment.settings import AppArgs
 from deployment.state_limit import StateLimit
 from deployment.turn_desk import TurnDesk
@@ -77,7 +78,9 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
     replica._drainer = Drainer(a.keeper)
-    replica._forking = Forking(a.service, a.keeper)
+    replica._sessions = SessionDesk(
+        "a", a.keeper, Forking(a.service, a.keeper), replica._state_limit, replica._turns
+    )  # fmt: skip
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)
     replica._arrivals = a.arrivals

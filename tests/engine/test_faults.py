@@ -183,14 +183,14 @@ def test_a_fault_while_one_lane_publishes_ends_that_lane_alone(monkeypatch):
     driver = Driver("dflash2", images=4)
     one = driver.submit(prompt(0), max_tokens=30, ignore_eos=True)
     two = driver.submit(prompt(1), max_tokens=30, ignore_eos=True)
-    finish = driver.engine._finish
+    finish = driver.engine._endings.finish
 
     def broken(lane):
         if lane.submit.turn == one:
             raise RuntimeError("broken pipe")
         finish(lane)
 
-    monkeypatch.setattr(driver.engine, "_finish", broken)
+    monkeypatch.setattr(driver.engine._endings, "finish", broken)
     driver.steps()
     assert driver.failed(one).code == errors.INTERNAL_ERROR and len(driver.streamed(one)) == 30
     assert len(driver.finished(two).token_ids) == 30

@@ -1,0 +1,86 @@
+"""What is asked of a session beside its turns. One desk a replica; whatever it is asked of, it brings here first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+
+from deployment.errors import RequestError
+from deployment.fork_points import ForkAt
+from deployment.forking import Forking
+from deployment.keeper import SessionKeeper
+from deployment.ownership.words import SessionKey
+from deployment.state_limit import StateLimit
+from deployment.turn_table import TurnTable
+from deployment.wire import Adopted, ExportedSession, Movement, Route
+from state.session_record import ForkPoint
+
+
+class SessionDesk:
+    """`EngineReplica` says what each call is. OwnedElsewhere, RequestError, EngineError."""
+
+    def __init__(
+        self, replica: str, keeper: SessionKeeper, forking: Forking, state_limit: StateLimit, turns: TurnTable
+    ) -> None:
+        self._id = replica
+        self._keeper = keeper
+        self._forking = forking
+        self._state_limit = state_limit
+        self._turns = turns
+
+    async def adopt(self, route: Route, key: SessionKey) -> Adopted:
+        session, hit = await self._keeper.acquire(key, route.placement, must_exist=True)
+        # Who believed it elsewhere has had it moved here just now.
+        believed = route.placement.owner if route.placement is not None else None
+        return Adopted(self._id, session.epoch, hit if believed == self._id else session.came, session.frontier)
+
+    async def move(self, route: Route, key: SessionKey, destination: str) -> Movement | None:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return await self._keeper.move(session, destination)
+
+    async def fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
+        await self._state_limit.check(child_key.tenant)
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        child = await self._forking.fork(session, child_key, at)
+        return Adopted(self._id, child.epoch, "device", child.frontier)
+
+    async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return await self._forking.checkpoint(session, name)
+
+    async def delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        await self._forking.delete_checkpoint(session, name)
+        return True
+
+    async def export(self, route: Route, key: SessionKey) -> ExportedSession:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        return ExportedSession(await self._keeper.copies.document(session))
+
+    async def import_(self, key: SessionKey, document: np.ndarray) -> Adopted:
+        await self._state_limit.check(key.tenant)
+        session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
+        return Adopted(self._id, session.epoch, "disk", session.frontier)
+
+    async def create(self, key: SessionKey, alone: bool) -> Adopted:
+        await self._state_limit.check(key.tenant)
+        session = await self._keeper.create_empty(key, alone)
+        return Adopted(self._id, session.epoch, "none", session.frontier)
+
+    async def delete(self, route: Route, key: SessionKey) -> bool:
+        # `anew`: one of which no copy is left can be deleted too.
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+        await self._keeper.delete(session, time.time())
+        self._turns.forget(key)
+        return True
+
+    async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str:
+        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+        running = session.running
+        if running is None or running.id != turn:
+            raise RequestError(409, "turn_over", f"turn {turn!r} does not run, so that it cannot be cancelled", "turn")
+        running.cancel()
+        await running.ended()
+        return running.request.note
