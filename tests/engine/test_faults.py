@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from tests.engine.driving import Driver, models, options, prompt
 SHORT = prompt(0)[:40]
 
 
-def holding(*sessions: str, backend: str = "none", **options: int) -> Driver:
+def holding(*sessions: str, backend: str = "none", **options: Any) -> Driver:
     """An engine in which each session has finished a short turn."""
     driver = Driver(backend, **options)
     for session in sessions:
