@@ -20,7 +20,7 @@ from tests.pages.reading import Tried, named, tried
 from tests.pages.shell import Room
 
 ALONE = [page for page in PAGES if not any(block.moves for block in blocks(page))]
-"""Those that one replica is enough for; `tests/e2e/two_replicas/test_clients.py` has the others."""
+"""Those that one replica is enough for; `tests/e2e/two_replicas/test_pages.py` has the others."""
 
 
 @pytest.fixture(scope="module")
