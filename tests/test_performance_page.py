@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench import serve
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -91,3 +93,26 @@ def test_a_mixtures_rounds_and_kernels_are_those_of_the_results_files() -> None:
         row = known.pop((op, int(lanes), int(columns.replace(",", ""))))
         assert cells == [microseconds(row[time]) for time in ("ms", "floor_ms", "peer_ms")]
     assert not known
+
+
+def test_what_serving_costs_is_what_the_results_file_says() -> None:
+    section = (ROOT / "docs/performance.md").read_text().split("## Serving the demo model\n")[1].split("\n## ")[0]
+    rows = results("serve.json", "rows")
+    assert serve.table(rows) in section
+    assert serve.sentence(rows) in section.replace("\n", " ")
+
+
+def test_what_a_client_notices_of_moves_is_what_the_results_file_says() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    section = page.split("## Sessions on the move\n")[1].split("\n## ")[0].replace("\n", " ")
+    *of_27b, demo = results("moves.cpu.json", "rows")
+    ms = {name: f"{1e3 * seconds:.0f} ms" for name, seconds in demo["seconds"].items()}
+    assert f"of {demo['moves']} moves" in section
+    assert (
+        f"{ms['pause_p50']} longer than the usual one ({ms['usual_gap']}) in the middle, and {ms['pause_p99']}"
+        in section
+    )
+    assert f"{demo['bytes_ahead'] / 1e6:.1f} MB went while the turn decoded" in section
+    assert f"{demo['bytes_in_pause'] / 1e6:.2f} MB while it stood" in section
+    hashed, unhashed = (f"{row['seconds']['stands_p50']:.1f} s" for row in of_27b)
+    assert f"{hashed} between two nodes, and {unhashed} on one" in section
