@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import re
 import time
 from collections import defaultdict
@@ -234,7 +235,7 @@ def lanes_back(lanes: Sequence[Lane]) -> None:
 
 
 def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict[str, Any]:
-    """Milliseconds a round of all products, and of each kernel that is none, the longest first."""
+    """Milliseconds a round of all products, and of each kernel that is none, the longest first, as `shares` counts."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -242,10 +243,9 @@ def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict
             lanes_back(lanes)
             one_round(executor, lanes, number)
         torch.cuda.synchronize()
-    spent: dict[str, float] = defaultdict(float)
-    for event in profiled.key_averages():
-        name = "products" if PRODUCTS.search(event.key) else event.key
-        spent[name] += event.device_time_total / 1e3 / count
+    ran = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    spent = shares([(event.name, event.time_range.start, event.time_range.end) for event in ran])
+    spent = {name: us / 1e3 / count for name, us in spent.items()}
     products = spent.pop("products", 0.0)
     ranked = sorted(spent.items(), key=lambda item: -item[1])
     longest = {re.sub(r"[<(].*", "", name)[-48:]: round(ms, 4) for name, ms in ranked[:14]}
@@ -254,6 +254,28 @@ def operators(executor: Executor, lanes: Sequence[Lane], count: int = 4) -> dict
         "other_ms": round(sum(spent.values()), 3),
         "operators": longest,
     }
+
+
+def shares(spans: Sequence[tuple[str, float, float]]) -> dict[str, float]:
+    """Of kernels (name, begin, end), every moment once: it is the products' if one runs, or else that of the kernel
+    which began first. A kernel that overlaps waits for most of its time for the one before it."""
+    found: dict[str, float] = defaultdict(float)
+    reached, busy = -math.inf, list[tuple[float, float]]()
+    for name, begin, end in sorted(spans, key=lambda span: span[1]):
+        if PRODUCTS.search(name) and end > reached:
+            busy.append((max(begin, reached), end))
+            found["products"] += end - busy[-1][0]
+            reached = end
+    reached, first = -math.inf, 0
+    for name, begin, end in sorted(spans, key=lambda span: span[1]):
+        if PRODUCTS.search(name) or end <= reached:
+            continue
+        begin, reached = max(begin, reached), end
+        while first < len(busy) and busy[first][1] <= begin:
+            first += 1
+        hidden = itertools.takewhile(lambda span, end=end: span[0] < end, itertools.islice(busy, first, None))
+        found[name] += end - begin - sum(min(late, end) - max(early, begin) for early, late in hidden)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ floor

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require_contiguous, require_head_dim
-from kernels.linear import STREAMED_ROWS, linear, shared_evenly, streamed_parts, streaming, streams
+from kernels.linear import linear, streamed_parts, streaming, streams
 from kernels.norms import plain_rms_norm, summed_plain_rms_norm
 from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.paged_attention import write_pages
@@ -70,7 +70,7 @@ def context_features(
 ) -> torch.Tensor:
     """`features` [B, T, n H] (taps concatenated in recorded order), `feature_weight` [H, n H] -> c [B, T, H]."""
     rows = features.shape[:-1].numel()
-    if features.is_cuda and rows and streams(rows, *feature_weight.shape, features.dtype):
+    if features.is_cuda and rows and streams(rows, features.dtype):
         tiling = streaming(rows, feature_weight.shape[0], features.dtype)
         parts = streamed_parts(features.reshape(rows, -1).contiguous(), feature_weight, tiling)
         return summed_plain_rms_norm(parts, norm, eps).view(*features.shape[:-1], -1)
@@ -240,7 +240,7 @@ def store_context_kv_triton(
     page_keys = stores.ring_keys if stores.page_keys is None else stores.page_keys
     page_values = stores.ring_values if stores.page_values is None else stores.page_values
     _store_layers[(batch * columns * layers,)](
-        _projected(c, weight),
+        linear(c.reshape(-1, c.shape[-1]), weight, torch.float32),
         key_norms,
         frequencies,
         start,
@@ -267,15 +267,6 @@ def store_context_kv_triton(
         num_warps=4,
         launch_pdl=overlaps(c),
     )
-
-
-def _projected(c: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """K and V rows of all layers, FP32 [R, L * 2 * Hkv * D]. Between our kernels the library's launch would be waited
-    for, and wait itself: there streaming is the faster one of a shallow weight too."""
-    columns = c.reshape(-1, c.shape[-1])
-    if overlaps(c) and 0 < len(columns) <= STREAMED_ROWS and c.dtype == torch.bfloat16:
-        return streamed_parts(columns, weight, shared_evenly(len(columns), len(weight)))[0]
-    return linear(columns, weight, torch.float32)
 
 
 def _check(

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
 
 def gates_reference(
@@ -41,7 +42,10 @@ def _gates_kernel(
     b_row,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK)
     inside = head < HEADS
@@ -70,9 +74,14 @@ def gates_triton(
         require_contiguous(name, x, tuple(a.shape), torch.float32)
     a, b = a.reshape(-1, heads), b.reshape(-1, heads)
     if a.numel():
-        block = triton.next_power_of_2(heads)
+        block, overlapping = triton.next_power_of_2(heads), overlaps(a)
         _gates_kernel[(a.shape[0],)](
-            a, b, a_log, dt_bias, g, beta, a.stride(0), b.stride(0), HEADS=heads, BLOCK=block, num_warps=1
+            *(a, b, a_log, dt_bias, g, beta, a.stride(0), b.stride(0)),
+            HEADS=heads,
+            BLOCK=block,
+            OVERLAPS=overlapping,
+            num_warps=1,
+            launch_pdl=overlapping,
         )
 
 

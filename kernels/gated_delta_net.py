@@ -31,6 +31,7 @@ import torch
 
 from kernels.gated_delta_net_kernels import NORM_EPS, recurrence_kernel
 from kernels.launch_checks import require, require_contiguous, require_head_dim
+from kernels.overlap import overlaps
 
 # Of S, one warp holds so many elements: 64 a thread, of 255 registers. It depends on nothing but Dk, because the order
 # of additions does.
@@ -189,7 +190,7 @@ def recurrence_triton(
     shape = (layers, batch, width, layout.heads, layout.value_dim)
     out = torch.empty(shape, dtype=mixed.dtype, device=mixed.device) if answers else mixed
     if mixed.numel():
-        tile = min(max(_TILE_ELEMENTS // layout.key_dim, 4), layout.value_dim)
+        tile, overlapping = min(max(_TILE_ELEMENTS // layout.key_dim, 4), layout.value_dim), overlaps(mixed)
         recurrence_kernel[(layout.heads * (layout.value_dim // tile), batch, layers)](
             mixed,
             g,
@@ -209,7 +210,9 @@ def recurrence_triton(
             TILE=tile,
             ANSWERS=answers,
             ADVANCES=advances,
+            OVERLAPS=overlapping,
             num_warps=1,
+            launch_pdl=overlapping,
         )
     return out
 

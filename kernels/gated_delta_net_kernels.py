@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.overlap import let_next_start, wait_for_earlier
+
 NORM_EPS = tl.constexpr(1e-6)
 
 
@@ -54,11 +56,14 @@ def recurrence_kernel(
     TILE: tl.constexpr,
     ANSWERS: tl.constexpr,
     ADVANCES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (head and tile of Dv, b, layer). ANSWERS: y is written; ADVANCES: the state after counts[b] columns is.
 
     A column's inputs are asked for while the column before it is computed: they would be waited for otherwise.
     """
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     tiles: tl.constexpr = VALUE_DIM // TILE
     channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     head, batch, layer = tl.program_id(0) // tiles, tl.program_id(1), tl.program_id(2)

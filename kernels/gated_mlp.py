@@ -17,6 +17,7 @@ import triton.language as tl
 
 from kernels.launch_checks import require_contiguous
 from kernels.linear import Linear
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
 BLOCK = 1024
 
@@ -27,7 +28,9 @@ def silu_product_reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _silu_product_kernel(gate_up_ptr, out_ptr, inner, BLOCK: tl.constexpr):
+def _silu_product_kernel(gate_up_ptr, out_ptr, inner, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < inner
@@ -46,8 +49,9 @@ def silu_product_triton(gate_up: torch.Tensor) -> torch.Tensor:
     inner = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], inner)
     if out.numel():
+        overlapping = overlaps(gate_up)
         _silu_product_kernel[(out.numel() // inner, triton.cdiv(inner, BLOCK))](
-            gate_up, out, inner, BLOCK=BLOCK, num_warps=4
+            gate_up, out, inner, BLOCK=BLOCK, OVERLAPS=overlapping, num_warps=4, launch_pdl=overlapping
         )
     return out
 

@@ -28,7 +28,6 @@ def head_scores(hidden: torch.Tensor, weight: torch.Tensor, rows: int | None = N
 
 def head_product(count: int, rows: int, weight: torch.Tensor, card: bool) -> tuple[int, Product]:
     """How many rows of `weight` are taken to score the first `rows` of them for `count` hidden rows, and by what."""
-    every, depth = weight.shape
-    kind = product(count, rows, depth, weight.dtype, card)
+    every, kind = len(weight), product(count, weight.dtype, card)
     whole = kind == "cuBLAS" and rows % ALIGNED != 0 and every % ALIGNED == 0
     return (every if whole else rows), kind

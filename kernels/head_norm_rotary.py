@@ -21,6 +21,7 @@ import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
 from kernels.norms import plain_rms_norm_reference, plainly_normalised
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.rotary import apply_rotary, partner_of, turned
 
 HEADS_PER_PROGRAM = 8
@@ -57,7 +58,10 @@ def _head_norm_rotary_kernel(
     D: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, D)[None, :]
@@ -104,6 +108,7 @@ def head_norm_rotary_triton(
     q, k = qkv.new_empty(*lead, queries, head_dim), qkv.new_empty(*lead, kv_heads, head_dim)
     rows = cos.numel() // half
     if rows:
+        overlapping = overlaps(qkv)
         _head_norm_rotary_kernel[(rows, triton.cdiv(queries + kv_heads, HEADS_PER_PROGRAM))](
             qkv,
             q_norm,
@@ -118,7 +123,9 @@ def head_norm_rotary_triton(
             D=head_dim,
             HALF=half,
             HEADS=HEADS_PER_PROGRAM,
+            OVERLAPS=overlapping,
             num_warps=4,
+            launch_pdl=overlapping,
         )
     return q, k
 

@@ -4,8 +4,10 @@
 
 With few rows it takes as long as reading W takes. Up to 64 rows in BF16 our kernel streams W through the matrix units
 as their wide operand, with the rows as the narrow one; a deep W is cut along K, so that a short N fills the card too,
-and the parts are added in a fixed order by a second kernel, or by the one that needs the product. Elsewhere the
-library's product is at least as fast. The first lines of W are on their way before the kernel may begin.
+and the parts are added in a fixed order by a second kernel, or by the one that needs the product. Between our kernels
+it is the faster one of all weights, where the library's launch would be waited for, and wait itself: a layer of 27B
+takes 205 us with it and 212 without. The first lines of W are on their way before the kernel may begin. With more rows
+the library's product is at least as fast.
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
@@ -26,8 +28,8 @@ from kernels.overlap import ask_for, let_next_start, overlaps, wait_for_earlier
 
 STREAMED_ROWS = 64
 """Up to so many rows the product is bound by reading the weight."""
-DEEP, LONG = 16384, 65536
-"""The K and the N from which streaming beats the library."""
+LONG = 65536
+"""The N of a head, whose tiles are many."""
 
 _MULTIPROCESSORS = 132
 _AHEAD = 128
@@ -54,22 +56,24 @@ class Tiling(NamedTuple):
 
 
 def streaming(rows: int, n: int, dtype: torch.dtype) -> Tiling:
-    """Measured in BF16 for N from 1,280 to 248,320: one program for nearly every multiprocessor with 160 KiB on their
-    way in it, where K can be cut into as many parts, or else two with 96 KiB each."""
+    """Measured in BF16 for N from 1,280 to 248,320: an even share of W, or one program for nearly every multiprocessor
+    with 160 KiB on their way in it, where K can be cut into as many parts, or else two with 96 KiB each."""
     depth = 128 if dtype == torch.bfloat16 else 32
     block = max(16, triton.next_power_of_2(min(rows, STREAMED_ROWS)))
     if n >= LONG:
         return Tiling(block, 128, depth, 1, 4, 8) if rows > 32 else Tiling(block, 64, depth, 1, 3, 4)
     tiles = triton.cdiv(n, 64)
     splits = max(1, _MULTIPROCESSORS // tiles)
-    if tiles * splits * 8 >= _MULTIPROCESSORS * 7:
-        return Tiling(block, 64, depth, splits, 5, 4)
-    return Tiling(block, 64, depth, max(1, round(240 / tiles)), 3, 4)
+    if tiles * splits * 8 < _MULTIPROCESSORS * 7:
+        splits = max(1, round(240 / tiles))
+        return Tiling(block, 64, depth, splits, 3, 4)
+    if splits == 1 and dtype == torch.bfloat16:
+        return shared_evenly(rows, n)
+    return Tiling(block, 64, depth, splits, 5, 4)
 
 
 def shared_evenly(rows: int, n: int) -> Tiling:
-    """BF16, the whole depth at once: every multiprocessor takes as many rows of W as the others, up to 128 a program.
-    For a product between launches that overlap with it."""
+    """BF16, the whole depth at once: each multiprocessor takes as many rows of W as the others, up to 128 a program."""
     block = max(16, triton.next_power_of_2(min(rows, STREAMED_ROWS)))
     programs = triton.cdiv(n, 128 * _MULTIPROCESSORS) * _MULTIPROCESSORS
     taken = min(128, triton.cdiv(n, 16 * programs) * 16)
@@ -195,26 +199,39 @@ def linear_triton(
     return out.view(*x.shape[:-1], n)
 
 
-def streams(rows: int, n: int, depth: int, dtype: torch.dtype) -> bool:
+def linear_parts_triton(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling | None = None) -> torch.Tensor:
+    """`x` [..., K] -> the product [..., N] in its dtype, or FP32 [..., P, N], which are still to be added and rounded:
+    for a kernel that does so."""
+    n, depth = weight.shape
+    require("x", x, (*x.shape[:-1], depth), torch.float32, torch.bfloat16)
+    require_contiguous("weight", weight, (n, depth), x.dtype)
+    columns = x.reshape(-1, depth).contiguous()
+    plan = tiling or streaming(len(columns), n, x.dtype)
+    if plan.splits == 1:
+        return streamed_parts(columns, weight, plan, x.dtype).view(*x.shape[:-1], n)
+    return streamed_parts(columns, weight, plan).transpose(0, 1).unflatten(0, x.shape[:-1])
+
+
+def streams(rows: int, dtype: torch.dtype) -> bool:
     """Whether our kernel is the faster one on a card."""
-    return dtype == torch.bfloat16 and rows <= STREAMED_ROWS and (n >= LONG or depth >= DEEP)
+    return dtype == torch.bfloat16 and rows <= STREAMED_ROWS
 
 
 Product = Literal["torch", "cuBLAS", "streaming"]
 
 
-def product(rows: int, n: int, depth: int, dtype: torch.dtype, card: bool) -> Product:
-    """What multiplies `rows` rows of `depth` with a weight of `n` rows: on a `card` the library or our kernel."""
+def product(rows: int, dtype: torch.dtype, card: bool) -> Product:
+    """What multiplies `rows` rows with a weight: on a `card` the library or our kernel."""
     if not card:
         return "torch"
-    return "streaming" if streams(rows, n, depth, dtype) else "cuBLAS"
+    return "streaming" if streams(rows, dtype) else "cuBLAS"
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """`x` [..., K], `weight` [N, K] of the same dtype, FP32 or BF16 -> [..., N] in `dtype` (x's, if None)."""
     dtype = dtype or x.dtype
     rows = x.numel() // max(x.shape[-1], 1)
-    kind = product(rows, *weight.shape, x.dtype, x.is_cuda)
+    kind = product(rows, x.dtype, x.is_cuda)
     if kind == "streaming":
         return linear_triton(x, weight, dtype)
     if dtype == x.dtype:
@@ -238,10 +255,16 @@ class Linear:
         """`x` [..., K] -> [..., N] in `dtype` (x's, if None)."""
         return linear(x, self.weight, dtype)
 
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., K] -> the product [..., N] in its dtype, or FP32 [..., P, N], whose sum is to be rounded to it."""
+        rows = x.numel() // max(x.shape[-1], 1)
+        streaming = self.product(rows, x.is_cuda) == "streaming"
+        return linear_parts_triton(x, self.weight) if streaming and rows else self(x)
+
     @property
     def shape(self) -> torch.Size:
         return self.weight.shape
 
     def product(self, rows: int, card: bool) -> Product:
         """What multiplies `rows` rows with it."""
-        return product(rows, *self.weight.shape, self.weight.dtype, card)
+        return product(rows, self.weight.dtype, card)

@@ -76,6 +76,7 @@ def _rms_norm_kernel(
     out_ptr,
     x_stride,
     y_stride,
+    part_stride,
     eps,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -95,7 +96,7 @@ def _rms_norm_kernel(
     if PARTS:
         y = tl.zeros((BLOCK,), tl.float32)
         for part in tl.static_range(PARTS):
-            y += tl.load(y_ptr + row * y_stride + part * D + d, mask=inside, other=0.0).to(tl.float32)
+            y += tl.load(y_ptr + row * y_stride + part * part_stride + d, mask=inside, other=0.0).to(tl.float32)
         x = (x + y.to(dtype).to(tl.float32)).to(dtype)
         tl.store(sum_ptr + row * D + d, x, mask=inside)
         x = x.to(tl.float32)
@@ -148,8 +149,11 @@ def _gated_rms_norm_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (row, tile of heads): `x`, `out` [rows, heads, D] without gaps."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, BLOCK)[None, :]
@@ -176,14 +180,15 @@ def _launch(
     eps: float,
     offset: bool,
 ) -> torch.Tensor:
-    """One program a row, `total` = x + y [..., D] filled where y [..., P, D] is given -> the norm [..., D]."""
-    width, parts = x.shape[-1], 0 if y is None else y.shape[-2]
+    """One program a row, `total` = x + y [..., D] filled where y [..., P, D] is given -> the norm [..., D]. Parts
+    may lie anywhere."""
+    width = x.shape[-1]
     require("weight", weight, (width,), torch.float32, torch.bfloat16)
     require("x", x, tuple(x.shape), torch.float32, torch.bfloat16)
     dtype = x.dtype if offset else torch.promote_types(x.dtype, weight.dtype)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows = x.reshape(-1, width)
-    added = rows if y is None else y.reshape(-1, parts * width)
+    added = rows[:, None] if y is None else y.reshape(len(rows), -1, width)
     block, overlapping = triton.next_power_of_2(width), overlaps(x)
     if rows.shape[0]:
         _rms_norm_kernel[(rows.shape[0],)](
@@ -194,10 +199,11 @@ def _launch(
             out,
             rows.stride(0),
             added.stride(0),
+            added.stride(1),
             eps,
             D=width,
             BLOCK=block,
-            PARTS=parts,
+            PARTS=0 if y is None else added.shape[1],
             OFFSET=offset,
             OVERLAPS=overlapping,
             num_warps=min(max(block // 512, 1), 8),
@@ -211,7 +217,7 @@ def _launch_after_adding(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if y.dim() == x.dim():
         y = y.unsqueeze(-2)
-    require("y", y.select(-2, 0), tuple(x.shape), x.dtype)
+    require("y", y.select(-2, 0), tuple(x.shape), x.dtype, torch.float32)
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return total, _launch(x, y, weight, total, eps, offset)
 
@@ -269,7 +275,7 @@ def gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Ten
     out = torch.empty_like(x)
     if x.numel():
         rows, block = math.prod(lead), triton.next_power_of_2(width)
-        gate = gate.reshape(rows, heads, width)
+        gate, overlapping = gate.reshape(rows, heads, width), overlaps(x)
         per_program = max(1, min(1024 // block, triton.next_power_of_2(heads)))
         _gated_rms_norm_kernel[(rows, triton.cdiv(heads, per_program))](
             x,
@@ -283,7 +289,9 @@ def gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Ten
             D=width,
             BLOCK=block,
             HEADS=per_program,
+            OVERLAPS=overlapping,
             num_warps=4,
+            launch_pdl=overlapping,
         )
     return out
 

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
 from kernels.norms import offset_normalised, offset_rms_norm
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 from kernels.paged_attention import require_pages, write_pages
 from kernels.rotary import apply_rotary, partner_of, turned
 
@@ -90,8 +91,11 @@ def _place_heads_kernel(
     HALF: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (column of a row, tile of heads): queries first, then keys, then values."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     lane, column = token // width, token % width
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -158,6 +162,7 @@ def place_heads_triton(
         require_contiguous(name, extent, (batch,), torch.int64)
     q = projected.new_empty(batch, width, query_heads, head_dim)
     if batch * width:
+        overlapping = overlaps(projected)
         _place_heads_kernel[(batch * width, triton.cdiv(query_heads + 2 * kv_heads, HEADS_PER_PROGRAM))](
             projected,
             q_norm,
@@ -180,7 +185,9 @@ def place_heads_triton(
             HALF=half,
             PAGE_TOKENS=page_tokens,
             HEADS=HEADS_PER_PROGRAM,
+            OVERLAPS=overlapping,
             num_warps=4,
+            launch_pdl=overlapping,
         )
     return q
 

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
 from kernels.linear import STREAMED_ROWS, Tiling, streamed_parts
-from kernels.ordering import id_of, packed_key, top_rows
+from kernels.ordering import top_rows
 from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
 _CHUNK = 2048
@@ -54,12 +54,6 @@ def route_reference(x: torch.Tensor, router: torch.Tensor, shared_gate: torch.Te
 
 
 # ------------------------------------------------------------------------------------------------ kernel
-
-
-@triton.jit
-def _score_of(key):
-    """The score in a key of `packed_key`, where none is negative."""
-    return (key >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -102,14 +96,17 @@ def _choose_kernel(
         logits += tl.load(logits_ptr + (part * rows + row) * experts + expert, mask=exists, other=0.0).to(tl.float32)
     logits = tl.where(exists, logits.to(dtype).to(tl.float32), -float("inf"))
     scores = tl.exp(logits - tl.max(logits, 0))
-    keys = tl.where(exists, packed_key(scores / tl.sum(scores, 0), expert.to(tl.int64)), -9223372036854775808)
+    # no score is negative, so that their bits are in their order; those of a NaN come first, whatever its sign
+    bits = (scores / tl.sum(scores, 0)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    bits = tl.where(exists, bits, -1)
     place = tl.arange(0, PLACES)
     chosen, ids = tl.zeros((PLACES,), tl.float32), tl.zeros((PLACES,), tl.int32)
     for rank in tl.static_range(K):
-        best = tl.max(keys, 0)
-        keys = tl.where(keys == best, -9223372036854775808, keys)
-        chosen = tl.where(place == rank, _score_of(best), chosen)
-        ids = tl.where(place == rank, id_of(best).to(tl.int32), ids)
+        best = tl.max(bits, 0)
+        first = tl.min(tl.where(bits == best, expert, EXPERTS), 0)
+        bits = tl.where(expert == first, -1, bits)
+        chosen = tl.where(place == rank, best.to(tl.float32, bitcast=True), chosen)
+        ids = tl.where(place == rank, first, ids)
     tl.store(experts_ptr + row * K + place, ids, mask=place < K)
     shared = tl.sum(products, 0).to(dtype).to(tl.float32)
     weights = tl.where(place < K, chosen / tl.sum(chosen, 0), 1.0 / (1.0 + tl.exp(-shared)))

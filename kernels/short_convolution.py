@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
+from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
 _CHANNELS = 256
 _COLUMNS = 4
@@ -70,8 +71,11 @@ def _short_convolution_kernel(
     TAPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of channels, tile of columns, b)."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     batch, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * COLUMNS
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     t = first + tl.arange(0, COLUMNS)[:, None]
@@ -109,8 +113,11 @@ def _advance_histories_kernel(
     TAPS: tl.constexpr,
     PADDED: tl.constexpr,
     CHANNELS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of channels, b, layer)."""
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     batch, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
     count = tl.load(counts_ptr + batch).to(tl.int32)
     if count <= 0:
@@ -154,6 +161,7 @@ def short_convolution_triton(
     for name, written in (("out", out), ("columns", columns)):
         require_contiguous(name, written, (batch, width, channels), x.dtype)
     if x.numel():
+        overlapping = overlaps(x)
         _short_convolution_kernel[(triton.cdiv(channels, _CHANNELS), triton.cdiv(width, _COLUMNS), batch)](
             x,
             histories,
@@ -169,7 +177,9 @@ def short_convolution_triton(
             TAPS=taps,
             COLUMNS=_COLUMNS,
             CHANNELS=_CHANNELS,
+            OVERLAPS=overlapping,
             num_warps=4,
+            launch_pdl=overlapping,
         )
 
 
@@ -183,6 +193,7 @@ def advance_histories_triton(
     require_contiguous("slots", slots, (batch,), torch.int64)
     require_contiguous("counts", counts, (batch,), torch.int64)
     if columns.numel():
+        overlapping = overlaps(columns)
         _advance_histories_kernel[(triton.cdiv(channels, _CHANNELS), batch, layers)](
             histories,
             slots,
@@ -195,7 +206,9 @@ def advance_histories_triton(
             TAPS=taps,
             PADDED=triton.next_power_of_2(taps - 1),
             CHANNELS=_CHANNELS,
+            OVERLAPS=overlapping,
             num_warps=4,
+            launch_pdl=overlapping,
         )
 
 

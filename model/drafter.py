@@ -26,7 +26,7 @@ from kernels import grouped_convolution
 from kernels.acceptance import Proposal, RowSampling
 from kernels.block_attention import full_block_attention, local_block_attention
 from kernels.context_kv import ContextStores, context_features, store_context_kv
-from kernels.gated_mlp import gated_mlp
+from kernels.gated_mlp import silu_product
 from kernels.head_norm_rotary import head_norm_rotary
 from kernels.linear import Linear, linear
 from kernels.norms import add_plain_rms_norm, plain_rms_norm
@@ -87,6 +87,10 @@ class _Branch:
     input: torch.Tensor
     convolution: Convolution | None
     finish_delta: torch.Tensor | None
+
+    def product(self, matrix: Linear, x: torch.Tensor) -> torch.Tensor:
+        """The branch's output, in parts if a norm adds it."""
+        return matrix.parts(x) if self.convolution is None else matrix(x)
 
 
 @dataclass(frozen=True)
@@ -304,8 +308,9 @@ class Drafter:
                 a = local_block_attention(q, k, v, keys, values, rows.slots, frontier, columns, causal, scale)
             else:
                 a = full_block_attention(q, k, v, keys, values, rows.page_table, frontier, columns, causal, scale)
-            branch = self._leave(branch, layer.output(a.flatten(-2)), layer.post_norm, layer.mlp_conv)
-            branch = self._leave(branch, gated_mlp(branch.input, layer.gate_up, layer.down), *after)
+            branch = self._leave(branch, branch.product(layer.output, a.flatten(-2)), layer.post_norm, layer.mlp_conv)
+            activated = silu_product(layer.gate_up(branch.input))
+            branch = self._leave(branch, branch.product(layer.down, activated), *after)
         return branch.input
 
     def _enter(self, x: torch.Tensor, norm: torch.Tensor, convolution: Convolution | None) -> _Branch:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.experts import Experts, run_experts
-from kernels.gated_mlp import gated_mlp
+from kernels.gated_mlp import silu_product
 from kernels.linear import Linear
 from kernels.router import route
 from model.config import MoeConfig, TargetConfig
@@ -33,10 +33,10 @@ class MoeMlp:
 
 
 def run_mlp(mlp: DenseMlp | MoeMlp, x: torch.Tensor) -> torch.Tensor:
-    """`x` [B, T, H], normalised -> what is added to the residual: [B, T, H], or of a mixture in parts [B, T, k + 1, H]
-    whose sum is rounded first."""
+    """`x` [B, T, H], normalised -> what is added to the residual: [B, T, H], or in parts [B, T, P, H] whose sum is
+    rounded first."""
     if isinstance(mlp, DenseMlp):
-        return gated_mlp(x, mlp.gate_up, mlp.down)
+        return mlp.down.parts(silu_product(mlp.gate_up(x)))
     columns = x.flatten(0, 1)
     parts = run_experts(columns, route(columns, mlp.router, mlp.shared_gate, mlp.top_k), mlp.experts)
     return parts.unflatten(0, x.shape[:2])

@@ -257,7 +257,7 @@ class Target:
         q = place_heads(projected, weights.q_norm, weights.k_norm, *tables, keys, values, *extents, config.rms_norm_eps)
         _, gate = queries_and_gates(projected, config.num_heads, config.head_dim)
         out = paged_attention(q, gate, keys, values, *extents, config.head_dim**-0.5)
-        return weights.output(out.flatten(-2))
+        return weights.output.parts(out.flatten(-2))
 
     def _delta_net(
         self,
@@ -285,7 +285,7 @@ class Target:
             out = gdn.verify(mixed, g, beta, recurrent, columns.slots, columns.valid)
         z = z.unflatten(-1, (heads, config.gdn_value_dim))
         normed = gated_rms_norm(out, z, weights.norm, config.rms_norm_eps)
-        return weights.output(normed.flatten(-2))
+        return weights.output.parts(normed.flatten(-2))
 
 
 def _read_attention(reader: WeightReader, prefix: str, config: TargetConfig) -> AttentionWeights:

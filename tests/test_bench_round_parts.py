@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench import round_mixture, round_models, round_parts
-from bench.round_parts import KEPT, floor_bytes, rounds
+from bench.round_parts import KEPT, floor_bytes, rounds, shares
 from deployment.engine.loading import state_geometry
 from model.drafter import Drafter
 from model.target import Target
@@ -47,6 +47,20 @@ def test_each_batch_and_context_that_fits_has_a_row_with_its_parts(models, monke
         assert ("other_ms" in row) == (row["context"] == 70 and row["B"] == 2)
     assert [lane[0] for lane in counts if len(lane) == 1][:5] == list(KEPT[:5])
     assert sum(KEPT) == 4 * len(KEPT)
+
+
+def test_a_moment_is_counted_once_and_is_the_products_where_one_runs():
+    spans = [
+        ("norm", 0.0, 4.0),
+        ("gemm", 1.0, 2.0),
+        ("_stream_kernel", 1.5, 3.0),
+        ("late", 2.5, 6.0),  # hidden until 3, and behind the norm until 4
+        ("inner", 4.5, 5.0),
+        ("nvjet", 5.0, 5.5),
+        ("alone", 9.0, 9.5),
+    ]
+    assert shares(spans) == {"products": 2.5, "norm": 2.0, "late": 1.5, "alone": 0.5}
+    assert sum(shares(spans[::-1]).values()) == 6.5
 
 
 def test_the_floor_is_weights_once_heads_twice_and_the_state_of_every_lane(models):

@@ -108,8 +108,11 @@ class Staging:
         return self._arrays[self._turn]
 
     def send(self, size: int | None = None) -> None:
-        """The first `size` bytes of what was written go to the device, behind whatever runs there."""
-        self.device[:size].copy_(self._places[self._turn][:size], non_blocking=True)
+        """The first `size` bytes of what was written, or all, go to the device, behind whatever runs there."""
+        there, here = self.device, self._places[self._turn]
+        if size is not None:
+            there, here = there[:size], here[:size]
+        there.copy_(here, non_blocking=True)
         if self._on_card:
             self._read[self._turn].record()
 

@@ -236,10 +236,11 @@ class Executor:
         extents = [self._extent(lane, self._shapes.draft_tokens.of(len(lanes))) for lane in lanes]
         whole_block = drafter is not None and drafter.selector is not None
         shape = self._shapes.of(extents, [lane.pending for lane in lanes], whole_block)
-        traits = self._shapes.traits(traits_of(lanes), shape.rows, self._models.target.public_rows)
         self._send(lanes, extents, shape, shape.drafts + 1 if whole_block else None)
         self._append(lanes, shape)
         laps.lap("append")
+        # behind the first launch: until there was one, the card has waited since the verdict
+        traits = self._shapes.traits(traits_of(lanes), shape.rows, self._models.target.public_rows)
         self._propose(shape, traits)
         laps.lap("propose")
         constrained = any(lane.matcher is not None for lane in lanes)

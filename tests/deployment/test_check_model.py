@@ -236,14 +236,12 @@ def operators(tmp_path: Path, target: Json, draft: Json | None = None, dtype: st
     return dict(operator_rows(config, draft_config, 248077, DTYPES[dtype]))
 
 
-def test_products_of_few_rows_with_a_deep_or_long_weight_are_streamed(tmp_path: Path) -> None:
+def test_products_of_few_rows_are_streamed(tmp_path: Path) -> None:
     rows = operators(tmp_path, *GEOMETRIES["27B, DFlash2"][:2])
     streamed = "streaming up to 64 rows, cuBLAS above"
-    assert {name for name, kernel in rows.items() if kernel == streamed} == {
-        *("feed-forward: down [5120 x 17408]", "head", "drafter: features"),
-        *("drafter: down [5120 x 17408]", "drafter: head"),
-    }
-    assert rows["full attention: qkv [14336 x 5120]"] == rows["gated delta net: projection [16480 x 5120]"] == "cuBLAS"
+    products = {name for name, kernel in rows.items() if kernel not in ("triton", "torch")}
+    assert {name for name in rows if name.endswith("]")} | {"head", "drafter: features", "drafter: head"} == products
+    assert {rows[name] for name in products} == {streamed}
     assert rows["full attention: attention, gate"] == rows["drafter: selector"] == rows["acceptance"] == "triton"
 
 

@@ -34,7 +34,8 @@ def test_an_engine_ends_with_its_killed_parent_and_the_card_has_its_memory_back(
         engine = int(next(lines))
         if loaded:
             assert "Tokens\n" in lines
-            assert free() < before - PAGES * models("dflash2").geometry.target_page_bytes
+            pages = PAGES * models("dflash2", dtype=OPTIONS.dtype).geometry.target_page_bytes
+            assert free() < before - pages
         else:
             until(lambda: free() < before - SLACK, time.monotonic() + 60)
         killed = time.monotonic()

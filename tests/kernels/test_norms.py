@@ -181,6 +181,22 @@ def test_parts_are_summed_in_fp32_and_rounded_before_they_are_added(dtype: torch
     oracles.rounds_like(normed.bfloat16(), expected[1].double(), share=0.001)
 
 
+def test_the_parts_of_a_product_are_added_wherever_they_lie() -> None:
+    """FP32 beside a residual of BF16, each part of all rows by itself."""
+    x, _, weight = inputs(torch.bfloat16)
+    parts = torch.randn(3, *x.shape, generator=torch.Generator().manual_seed(3))
+    apart = parts.to(DEVICE).movedim(0, -2)
+    assert not apart.is_contiguous()
+    for kernel, norm in (
+        (add_offset_rms_norm_triton, add_offset_rms_norm),
+        (add_plain_rms_norm_triton, add_plain_rms_norm),
+    ):
+        total, normed = (part.cpu() for part in kernel(x.to(DEVICE), apart, weight.to(DEVICE), EPS))
+        whole = (parts[0] + parts[1] + parts[2]).bfloat16()
+        assert torch.equal(total, x + whole)
+        oracles.rounds_like(normed.bfloat16(), norm(x, whole, weight, EPS)[1].double(), share=0.001)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("rows, width", [(1, 16), (5, 352)])
 def test_the_norm_of_a_product_in_parts_is_that_of_the_product(rows: int, width: int, parts: int) -> None:

@@ -1,5 +1,5 @@
-"""A mixture's verification on a card: captured and replayed, it is what it is eagerly, and asks the card for nothing.
-Run with `-m gpu`."""
+"""A mixture's verification and its slices of a prompt on a card: captured and replayed, they are what they are eagerly,
+and ask the card for nothing. Run with `-m gpu`."""
 
 from __future__ import annotations
 
@@ -94,6 +94,48 @@ def test_a_replayed_verification_has_the_bits_of_an_eager_one_though_other_exper
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert torch.equal(replayed[LIVE], eager.hidden.cpu()[LIVE]) and bool(replayed[LIVE].isfinite().all())
+
+
+@pytest.mark.parametrize("width", [64, 192])  # products of our own, and of the library
+def test_a_replayed_slice_of_a_prompt_leaves_the_bits_of_an_eager_one(width):
+    """With padding behind its tokens, in memory where another slice was."""
+    target, state = target_on("cuda", torch.bfloat16)
+    planes = (state.keys, state.values, state.recurrent, state.history)
+    ids, start = torch.zeros(1, width, dtype=torch.int64, device="cuda"), torch.zeros(1, dtype=torch.int64).cuda()
+    live = width - 5
+    columns = Columns(ids, start, start + live, torch.arange(4, device="cuda")[None], start + 1)
+
+    def prefill() -> Forward:
+        return target.prefill(columns, state, (1,))
+
+    def left(forward: Forward) -> list[torch.Tensor]:
+        assert forward.features is not None
+        return [x.clone() for x in (forward.hidden[0, :live], forward.features[0, :live], *planes)]
+
+    with torch.no_grad():
+        prefill()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = prefill()
+        for seed in (1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            ids.copy_(torch.randint(0, CONFIG.vocab_size, ids.shape, generator=generator))
+            for plane in planes:
+                plane.zero_()
+            graph.replay()
+            replayed = left(captured)
+            for plane in planes:
+                plane.zero_()
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                forward = prefill()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            eager = left(forward)
+            assert all(torch.equal(one, other) for one, other in zip(replayed, eager, strict=True))
+            assert bool(replayed[0].isfinite().all()) and bool((replayed[4][1] != 0).any())
 
 
 def test_a_card_verifies_a_mixture_as_a_cpu_does():
