@@ -11,7 +11,8 @@ from typing import Any
 from ray.exceptions import RayError
 
 from deployment import wire
-from deployment.cluster.owned_sessions import NotOwned, OwnedSessions
+from deployment.cluster.not_owned import NotOwned
+from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.engine.errors import EngineError
 from deployment.engine.service import EngineService
 from deployment.errors import session_busy

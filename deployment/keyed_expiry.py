@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ray.exceptions import RayError
 
-from deployment.cluster.owned_sessions import NotOwned
+from deployment.cluster.not_owned import NotOwned
 from deployment.engine.errors import EngineError
 from deployment.errors import RequestError
 from deployment.keeper import SessionKeeper

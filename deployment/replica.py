@@ -19,7 +19,7 @@ from ray import serve
 from deployment.arrivals import Arrivals
 from deployment.checkpoint_places import KindAt
 from deployment.cluster.fleet import Load
-from deployment.cluster.owned_sessions import OwnedElsewhere
+from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
 from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from deployment.answer_text import told_in_all, turn_text
-from deployment.cluster.owned_sessions import NotOwned
+from deployment.cluster.not_owned import NotOwned
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import (

@@ -18,7 +18,8 @@ import numpy as np
 
 from deployment import wire
 from deployment.checkpoint_places import KindAt, placed
-from deployment.cluster.owned_sessions import NotOwned, OwnedSessions
+from deployment.cluster.not_owned import NotOwned
+from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Export, Exported

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from deployment.answer_text import turn_text
-from deployment.cluster.owned_sessions import NotOwned
+from deployment.cluster.not_owned import NotOwned
 from deployment.engine.messages import Finished, Grammar, Sampling, Submit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, session_busy, turn_not_kept

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from deployment.cluster.not_owned import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere
 from deployment.ownership.log import Numbered
 from deployment.ownership.messages import (
     Claim,
@@ -70,26 +71,6 @@ class Transport(Protocol):
     async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None: ...
 
     def tell_peer(self, replica: str, message: Offer | Moved) -> Coroutine[Any, Any, None]: ...
-
-
-class NotOwned(Exception):
-    """This replica may not commit to the session (any more)."""
-
-
-class OwnedElsewhere(NotOwned):
-    """Another replica is the owner."""
-
-    def __init__(self, key: SessionKey, owner: str) -> None:
-        super().__init__(f"session {key} is owned by replica {owner}")
-        self.owner = owner
-
-
-class NoCopyLeft(NotOwned):
-    """Nothing that counts is left of the session; a full history may begin it anew."""
-
-
-class NotNow(NotOwned):
-    """Whoever must answer has not yet; ask again."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere
+from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
 from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round

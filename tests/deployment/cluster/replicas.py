@@ -11,7 +11,8 @@ from typing import Any
 import ray
 
 from deployment.cluster.fleet import Load
-from deployment.cluster.owned_sessions import NotOwned, OwnedElsewhere, OwnedSessions
+from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
+from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.cluster.transport import Cluster, RayTransport, start_host_store
 from deployment.ownership.log import Round, TurnBegan
 from deployment.ownership.log_format import decode
