@@ -54,7 +54,9 @@ def build(args: AppArgs) -> serve.Application:
 
 def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Application:
     """The same with replicas of this class."""
-    logging = serves_part(args.logs)
+    logs = serves_part(args.logs)
+    # `serve build` takes no None there.
+    logging = {} if logs is None else {"logging_config": logs}
     engines = serve.deployment(
         replica,
         name="EngineReplica",
@@ -70,7 +72,7 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=leaving_seconds(args.host_store_bytes),
         max_constructor_retry_count=2,
-        logging_config=logging,
+        **logging,
         **scaling(args),
     )
     ingress = serve.deployment(
@@ -82,6 +84,10 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         health_check_period_s=1,  # its clients wait for another one, which Serve starts when it has looked
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=args.stream_grace_seconds + CUT_SECONDS,
-        logging_config=logging,
+        **logging,
     )
     return ingress.bind(engines.bind(args), args)
+
+
+demo = build(AppArgs())
+"""The embedded model, for `serve build`, which takes no builder."""

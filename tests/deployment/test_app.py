@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from ray.serve.schema import ServeDeploySchema
+from ray.serve.scripts import build as serve_build
 
 from deployment.app import LEAST_LEAVING_SECONDS, build, leaving_seconds
 from deployment.engine.options import EngineOptions
@@ -29,6 +31,15 @@ def test_every_shipped_config_is_valid_for_serve_and_for_the_application():
         for application in schema.applications:
             assert application.import_path == "deployment.app:build"
             AppArgs.model_validate(application.args)
+
+
+def test_serve_build_writes_a_config_that_serve_takes(tmp_path: Path):
+    written = tmp_path / "config.yaml"
+    done = CliRunner().invoke(serve_build, ["deployment.app:demo", "-o", str(written)])
+    assert done.exit_code == 0, done.output
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(written.read_text())).applications
+    replicas = {deployment.name: deployment.num_replicas for deployment in application.deployments}
+    assert set(replicas) == {"Ingress", "EngineReplica"} and replicas["EngineReplica"] == AppArgs().replicas
 
 
 def test_every_engine_option_can_be_set_from_the_settings():
