@@ -119,7 +119,13 @@ def test_bytes_that_are_no_message_are_refused():
 def test_a_process_gives_the_events_of_a_thread_and_ends_when_it_is_closed():
     async def scenario(service: EngineService):
         turns = [
-            replace(LONG, turn=f"t{i}", session="s" if i == 0 else None, sampling=Sampling(1.0, seed=i, logprobs=2))
+            replace(
+                LONG,
+                turn=f"t{i}",
+                session="s" if i == 0 else None,
+                sampling=Sampling(1.0, seed=i, logprobs=2),
+                max_tokens=60,
+            )
             for i in range(3)
         ]
         events = await asyncio.gather(*(collect(service, turn) for turn in turns))
@@ -140,7 +146,7 @@ def test_a_process_gives_the_events_of_a_thread_and_ends_when_it_is_closed():
     service = EngineService.start(OPTIONS)
     in_process, last = asyncio.run(scenario(service))
     assert in_process == on_thread
-    assert [len(turn[-1].token_ids) for turn in in_process[:3]] == [200] * 3
+    assert [len(turn[-1].token_ids) for turn in in_process[:3]] == [60] * 3
     assert isinstance(last, Failed | Finished)
     assert not alive(process_of(service))
 
