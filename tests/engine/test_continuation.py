@@ -16,7 +16,7 @@ from state.session_record import SessionRecord
 from tests.engine.driving import Driver, golden, models, prompt, seeded
 
 BACKENDS = ["none", "dflash", "dflash2"]
-TOTAL = 40
+TOTAL = 26
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
