@@ -11,16 +11,20 @@ from tests.kernels import oracles
 from tests.kernels.delta_blocks import EXTREMES, KERNEL, extreme, random_block, random_state
 
 both = pytest.mark.parametrize("by", ["reference", KERNEL])
-FEW = (1, 2)
-"""Heads of q and k, and of v, where more of them would show no more."""
+MORE, FEW = (2, 4), (1, 2)
+"""Heads of q and k, and of v; few of them where more would show no more."""
 
 
 @pytest.mark.parametrize(
-    "width, by",
-    [*((n, "reference") for n in (1, 2, 63, 64, 65, 200)), *((n, KERNEL) for n in (1, 17, 63, 64, 65, 130))],
+    "width, heads, by",
+    [
+        *((n, MORE, "reference") for n in (1, 2, 63, 64, 65, 200)),
+        *((n, MORE, KERNEL) for n in (1, 17, 65)),
+        *((n, FEW, KERNEL) for n in (63, 64, 130)),
+    ],
 )
-def test_prefill_is_the_serial_recurrence_at_every_chunk_boundary(width: int, by: str) -> None:
-    block, state = random_block(2, width, seed=width), random_state(2)
+def test_prefill_is_the_serial_recurrence_at_every_chunk_boundary(width: int, heads: tuple[int, int], by: str) -> None:
+    block, state = random_block(2, width, width, heads), random_state(2, heads=heads[1])
     outputs, after = block.prefill(state, by=by)
     expected, expected_state = block.oracle(state)
     assert outputs.shape == block.v.shape and after.dtype == torch.float32
