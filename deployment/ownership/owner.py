@@ -154,6 +154,8 @@ class Owner:
             return []
         if self.grant is not None and grant.epoch == self.epoch:
             return [Send(DIRECTORY, self.held)] if self.held is not None else []
+        if self._opened_under is not None:
+            grant = replace(grant, anew=False)  # what it has begun, it does not begin again
         self.grant = grant
         self.state = State.TAKING
         self._joining = self._offered = None

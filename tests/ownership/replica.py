@@ -197,9 +197,10 @@ class Replica(Process):
         match message:
             case Grant():
                 hosted = self.hosted.get(key)
-                if message.anew and hosted is not None and hosted.making is not None:
+                begins = message.anew and not (hosted is not None and hosted.opened)
+                if begins and hosted is not None and hosted.making is not None:
                     self.cluster.found_again(key, message.epoch)
-                elif message.anew:
+                elif begins:
                     self.cluster.give_up(key, message.epoch)
                 if hosted is not None:
                     self._send(hosted.owner.granted(message, self.cluster.net.now))

@@ -186,6 +186,26 @@ def test_session_begins_anew_too_where_a_store_of_the_grant_is_void_by_now():
     )
 
 
+def test_owner_that_has_begun_a_session_anew_keeps_it_under_a_grant_that_was_given_before_that_was_known():
+    hand, _, _ = bereft(10)
+    owner = hand.owner("r1")
+    grant = hand.claim(owner, "a", anew=True)
+    assert isinstance(grant, Grant)
+    hand.away.add("head")
+    hand.carry(owner, owner.granted(grant, hand.now))
+    hand.directory.node_died("b")  # which is cut off from the head alone
+    ((_, again),) = hand.directory.reconcile(hand.now)
+    assert isinstance(again, Grant) and again.anew and again.epoch > grant.epoch
+    hand.away.clear()
+    hand.carry(owner, owner.tick(hand.now))
+    owner.loaded()
+    assert hand.append(owner, began(), a_round(3, 10)) == 2
+    hand.told.clear()
+    hand.carry(owner, owner.granted(again, hand.now))
+    (opened,) = (told for told in hand.told if isinstance(told, Opened))
+    assert opened.epoch >= again.epoch and opened.continues and opened.end.sequence == 2
+
+
 def test_older_session_that_has_new_copies_and_no_image_yet_is_never_taken_for_a_new_one():
     hand, _, told = bereft(10)
     again = hand.owner("r1", first=OLDER)
