@@ -32,8 +32,9 @@ LASTING = ("serve", "demo", "down")
 PARSED = ("bench",)
 """They take minutes: `tests/deployment/load` runs them."""
 
-QUICK = ("bench.proposal_rows",)
-"""Of our modules those that run here; of the others the arguments are read."""
+QUICK = {"bench.proposal_rows": {"131072": "4096"}}
+"""Of our modules those that run here, and which numbers of a large model's are too many for the embedded one; of all
+others the arguments are read."""
 
 NOT_HERE = {"dflash": "cloud", "guidellm": "cloud", "lm_eval": "cloud", "kubectl": "k8s"}
 """Programs that a test does not have, and the mark of the blocks that call them."""
@@ -142,6 +143,7 @@ def _python(arguments: Sequence[str], run: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module, *rest])
         if run and module in QUICK:
+            patch.setattr(sys, "argv", [module, *(QUICK[module].get(one, one) for one in rest)])
             main()
             return
         patch.setattr(argparse.ArgumentParser, "parse_args", read)
