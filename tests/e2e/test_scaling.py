@@ -91,7 +91,7 @@ def test_replicas_come_with_turns_that_wait_and_go_without_them(deployed: Deploy
     deployed.deploy(engines={}, replicas=1, most_replicas=2)
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
     idle = idle_sessions(client)
-    readers, threads = read_all(client, [f"long-{number}" for number in range(3)])
+    readers, threads = read_all(client, [f"long-{number}" for number in range(3)], patient=True)
     wait_for(lambda: len(client.get("/v1/replicas").json()["data"]) == 2, "another replica serves")
     assert not all(reader.done for reader in readers), "it came while there was something to do"
     check(client, readers, threads)
