@@ -24,7 +24,7 @@ def test_every_file_that_it_names_is_there():
 
 def test_every_setting_that_it_names_is_one():
     names = set(re.findall(r"`([a-z]+(?:_[a-z]+)+|lanes|images|pages|durable)`", PAGE))
-    of_serve = {"route_prefix", "runtime_env"}
+    of_serve = {"route_prefix", "runtime_env", "autoscaling_config"}
     assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
     assert f"ends itself {STUCK_END_SECONDS:g} s later" in PAGE
     assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
