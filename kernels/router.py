@@ -13,7 +13,7 @@ Source: research of the target's mixture (router, shared expert); decision 9 for
 """
 
 # Triton declares neither its launch options nor what constexpr parameters take.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
