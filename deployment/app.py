@@ -56,7 +56,7 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
     """The same with replicas of this class."""
     logs = serves_part(args.logs)
     # `serve build` takes no None there.
-    logging = {} if logs is None else {"logging_config": logs}
+    logging: dict[str, Any] = {} if logs is None else {"logging_config": logs}
     engines = serve.deployment(
         replica,
         name="EngineReplica",
