@@ -157,6 +157,8 @@ class EngineReplica:
         if getattr(self, "_started", False):
             self._expiring.cancel()
             await self._leave()
+            # Of those that nobody could take: their sessions' next owners go on with them, whoever these will be.
+            self._turns.moved()
         if getattr(self, "_keeper", None) is not None:
             self._keeper.close()
         service: EngineService | None = getattr(self, "_service", None)

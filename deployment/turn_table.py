@@ -65,6 +65,11 @@ class TurnTable:
             self._forget_key(turn)
         self._trim()
 
+    def moved(self) -> None:
+        """All that run go on elsewhere, from their logs: nothing more of them is logged or told here."""
+        for turn in tuple(self._running.values()):
+            turn.moved()
+
     def find(self, turn: str, session: SessionKey) -> HeldTurn | None:
         """A session's turn."""
         self._trim()

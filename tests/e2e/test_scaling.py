@@ -1,4 +1,4 @@
-"""More to do than there is room for: who comes again is served, and replicas come with what waits and go after it."""
+"""More to do than there is room for: who comes again is served, and replicas come with what waits."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_another_replica_takes_what_waits_and_disturbs_nobody(deployed: Deployed
     check_idle(client, idle, ())
 
 
-def test_replicas_come_with_turns_that_wait_and_go_without_them(deployed: Deployed, client: httpx.Client):
+def test_a_replica_comes_with_turns_that_wait(deployed: Deployed, client: httpx.Client):
     only_one(deployed)  # Serve begins with as many as there are
     deployed.deploy(engines={}, replicas=1, most_replicas=2)
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
@@ -95,11 +95,14 @@ def test_replicas_come_with_turns_that_wait_and_go_without_them(deployed: Deploy
     wait_for(lambda: len(client.get("/v1/replicas").json()["data"]) == 2, "another replica serves")
     assert not all(reader.done for reader in readers), "it came while there was something to do"
     check(client, readers, threads)
-    grown = deployed.replicas()
+    check_idle(client, idle, ())
+
+
+def test_a_stream_outlives_all_replicas_that_there_were(deployed: Deployed, client: httpx.Client):
+    """Other bounds replace all of them at once: where there is room for one, none is there for a while."""
     readers, threads = read_all(client, ["last"], max_tokens=800)
     begun(readers)
     soon = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2, "downscale_delay_s": 2}
     deployed.deploy(engines={"autoscaling_config": soon})
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
     check(client, readers, threads)
-    check_idle(client, idle, set(grown) - set(deployed.replicas()))
