@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 from deployment.draining import AT_ONCE, BELIEVED_SECONDS, Drainer
 from deployment.errors import session_busy
 from deployment.ownership.messages import Drain
 from deployment.ownership.words import NEVER, SessionKey
+from deployment.replica import EngineReplica
 from deployment.router import rendezvous
 from deployment.session import Session
+from deployment.wire import Moved
+from tests.deployment.places import Place, asked, ids_of, places, run, told, undisturbed
 
 TO = ("a", "b", "c")
 
@@ -106,3 +110,33 @@ def test_nobody_is_sent_on_without_a_place_to_go_or_after_the_word_grew_old():
         assert drainer.destination("x") is None
 
     running(keeper, test, now)
+
+
+def test_a_turn_that_nobody_could_take_goes_on_with_its_sessions_next_owner():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            turn = await a.begin(asked(64))
+            before = ids_of(await told(turn, tokens=5))
+            reading = asyncio.create_task(told(turn))
+            await leaves(a)
+            assert isinstance((await reading)[-1], Moved), "nobody is told that it failed"
+            a.die()
+            assert ids_of(await told(await b.turn())) == undisturbed(asked(64))
+            assert before and [record.finish_reason for record in b.session.turns] == ["length"]
+
+    run(steps)
+
+
+async def leaves(place: Place) -> None:
+    """As Serve has a replica end, where no other one stays."""
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ()
+
+    replica = EngineReplica.__new__(EngineReplica)
+    replica._id, replica._keeper, replica._service = place.replica.name, place.keeper, place.service
+    replica._turns, replica._drainer = place.desk._table, Drainer(place.keeper)
+    replica._cluster = SimpleNamespace(staying=staying)  # pyright: ignore
+    replica._started, replica._expiring = True, asyncio.create_task(asyncio.sleep(60))
+    await replica.__del__()
+    replica._started = False
