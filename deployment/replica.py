@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 class EngineReplica:
-    """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
+    """A Serve deployment, which `deployment/app.py` binds: what ingresses and other replicas ask of a replica."""
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
