@@ -35,7 +35,7 @@ class Replicas:
     def __init__(self, engine: DeploymentHandle, cluster: Cluster) -> None:
         self._engine = engine
         self._cluster = cluster
-        self._watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
+        self.watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
@@ -53,7 +53,7 @@ class Replicas:
     async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
         """What the replica that the route names answers; NotHere if it is gone, or if others may take over from it."""
         try:
-            return await self._watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
+            return await self.watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
         except RayActorError:
             await self.lost(route.replica)
             return NotHere(route.replica or "")
@@ -116,7 +116,9 @@ class Replicas:
             log.info("%d of %d replicas did not say %s within %g s", len(late), len(waiting), method, seconds)
         answers: list[Any] = []
         for one in done:
-            if error := one.exception():
+            if one.cancelled():
+                log.info("what a replica was asked, %s, was cancelled", method)
+            elif error := one.exception():
                 log.info("a replica does not say %s: %r", method, error)
             else:
                 answers.append(one.result())
