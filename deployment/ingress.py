@@ -271,7 +271,7 @@ class Ingress:
 
     @api.get("/health")
     async def health(self) -> Any:
-        return {"status": "ok", "replicas": len(await self._replicas.all())}
+        return {"status": "ok", "replicas": await self._replicas.answering()}
 
     @api.get("/metrics")
     async def prometheus(self) -> Response:

@@ -89,6 +89,10 @@ class Replicas:
         answers: list[Measured | None] = await self._asked_of_all("measured", MEASURED_SECONDS)
         return [answer for answer in answers if answer is not None]
 
+    async def answering(self) -> int:
+        """How many say anything at once, be it that their engines are in a long step."""
+        return len(await self._asked_of_all("measured", MEASURED_SECONDS))
+
     async def _asked_of_all(self, method: str, seconds: float) -> list[Any]:
         """What those answer that do in time: one that is dead, cut off or stuck keeps no other's answer back.
         RequestError (503) where nobody does."""
