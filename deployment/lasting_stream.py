@@ -38,8 +38,8 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `draws`: the turn's seed; `sent_to`: who should be asked next, by the word of the one that was asked before;
-    `lost`: since when nobody tells anything of it."""
+    are over; `draws`: the turn's seed; `sent_to`: who should be asked next, by the word of the one that was asked
+    before; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
     draws: int | None = None

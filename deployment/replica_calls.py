@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
 from deployment.metrics.measured import Measured
-from deployment.replica_watch import ReplicaLost, ReplicaWatch
+from deployment.replica_watch import SILENT_SECONDS, ReplicaLost, ReplicaWatch
 from deployment.router import rendezvous
 from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
@@ -49,6 +49,16 @@ class Replicas:
                 raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again")
             route = replace(route, replica=answer.owner)
             await asyncio.sleep(AGAIN_SECONDS)
+
+    async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:
+        """What any replica answers to a question that changes nothing. Only Serve knows who is asked first, and whether
+        that one is still there nobody can say: where it is silent, the next one is asked by name."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                return await self.ask(method, Route(affinity), *args)
+        except TimeoutError:
+            staying = await self._cluster.staying(beside="")
+            return await self.ask(method, Route(affinity, next(iter(rendezvous(affinity, staying)), None)), *args)
 
     async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
         """What the replica that the route names answers; NotHere if it is gone, or if others may take over from it."""

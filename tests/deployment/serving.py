@@ -149,6 +149,9 @@ class _Replicas:
 
     ask_here = ask
 
+    async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:
+        return await self.ask(method, Route(affinity), *args)
+
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
             async for answer in answers:

@@ -89,6 +89,27 @@ def test_a_replica_that_says_nothing_is_waited_for_until_its_lease_is_over(lost:
     assert asked == (["a", "b"] if lost else ["a"])
 
 
+def test_a_question_that_changes_nothing_is_asked_of_another_where_an_unknown_one_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("deployment.replica_calls.SILENT_SECONDS", 0.02)
+    asked: list[str | None] = []
+
+    async def show(route: Route) -> str:
+        asked.append(route.replica)
+        return "shown" if route.replica is not None else str(await stuck())
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",)
+
+    async def scenario() -> Any:
+        engine: Any = SimpleNamespace(show=SimpleNamespace(remote=show))
+        async with asyncio.timeout(5):
+            return await Replicas(engine, cast(Any, SimpleNamespace(staying=staying))).ask_any("show", "x")
+
+    assert asyncio.run(scenario()) == "shown" and asked == [None, "b"]
+
+
 def test_a_stream_and_a_call_that_wait_for_one_replica_ask_for_it_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.3)
     monkeypatch.setattr("deployment.replica_watch.LOOK_SECONDS", 0.5)

@@ -88,11 +88,12 @@ def test_a_session_whose_owner_says_nothing_is_shown_as_the_directory_has_it(mon
         assert shown["copies"] == [{"node": "x"}] and shown["replica"] == "a" and "turns" not in shown
 
 
-def test_who_can_be_served_and_moved_to_is_known_while_an_engine_says_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_served_and_where_one_can_move_is_known_while_an_engine_says_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replica, "MEASURED_SECONDS", 0.05)
     with engine(Inspect) as service, serving(service) as url, httpx.Client(base_url=url, timeout=8) as client:
         chat(url, {"x-session-id": "s"})
         assert client.get("/health").json() == {"status": "ok", "replicas": 1}
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == service.context_limit
         moved = client.post("/v1/sessions/s/migrate", json={"to": "a"})
         assert (moved.status_code, moved.json()["to"]) == (200, "a")
 
