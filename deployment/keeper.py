@@ -466,7 +466,11 @@ class SessionKeeper:
                 if self._sessions.get(session.key) is session:
                     epoch = session.epoch
                     self._note_deleted(session.key, epoch)
-                    await self._bury(session.key, at)
+                    try:
+                        await self._bury(session.key, at)
+                    except BaseException:  # it may be there still, here or at another owner
+                        self._deleted.pop(session.key, None)
+                        raise
                     await self.forget(session)
                     if not session.alone:  # a tombstone would say there that it was
                         await self._durable.delete(session.key, epoch)

@@ -461,6 +461,29 @@ def test_who_takes_over_what_was_deleted_finds_nothing_and_nothing_is_listed(mon
     run(steps)
 
 
+def test_a_session_that_could_not_be_ended_is_not_taken_for_a_deleted_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.keeper.KEPT_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"].keeper
+        placed = await world.replicas["a"].link.locate(KEY)
+        assert isinstance(placed, Placed)
+        with monkeypatch.context() as silent:  # its copies do not answer
+            silent.setattr(a, "append", lambda key, records: 0)
+            silent.setattr(a, "committed", lambda key, sequence: asyncio.sleep(1e9))
+            await a.end(session)
+        assert a.held(KEY) is session
+        world.directory.replica_exited("a")
+        await get(world, "b")
+        with pytest.raises(NotOwned):
+            await a.committed(KEY, a.append(KEY, [HeadMoved(NOTHING, None, 0)]))
+        with pytest.raises(OwnedElsewhere):
+            await a.acquire(KEY, placed, must_exist=True)
+
+    run(steps)
+
+
 def test_deletes_that_come_at_once_are_one_and_cancel_the_turn_that_runs():
     class Turn(Running):
         async def ended(self) -> None:
