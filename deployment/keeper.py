@@ -38,7 +38,7 @@ from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_copies import SessionCopies
-from deployment.session_log import LoggedTurn
+from deployment.session_log import LoggedTurn, deleted_under
 from state.errors import StateError
 from state.session_record import SessionRecord
 
@@ -333,9 +333,14 @@ class SessionKeeper:
         return opened
 
     async def _take_back(self, opened: Opened) -> None:
-        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked."""
-        await self._as_nothing(opened)
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. Who deleted
+        it may have been cut off before the durable tier had its end. RequestError (503)."""
         try:
+            deleted = deleted_under(opened.records)
+            # Not for one that was in a single store: a tombstone would say there that it was.
+            if deleted is not None and await self._durable.has(opened.key):
+                await self._delete_durable(opened.key, deleted)
+            await self._as_nothing(opened)
             await self._bury(opened.key, time.time())
         finally:
             self._owned.forget(opened.key)
@@ -466,15 +471,23 @@ class SessionKeeper:
                 if self._sessions.get(session.key) is session:
                     epoch = session.epoch
                     self._note_deleted(session.key, epoch)
-                    await self._bury(session.key, at)
+                    try:
+                        await self._bury(session.key, at)
+                    except BaseException:  # it may be there still, here or at another owner
+                        self._deleted.pop(session.key, None)
+                        raise
                     await self.forget(session)
                     if not session.alone:  # a tombstone would say there that it was
-                        await self._durable.delete(session.key, epoch)
-            except StateError as error:
-                why = f"the durable tier did not take its end: {error}"
-                raise session_unavailable(session.key.session, why) from None
+                        await self._delete_durable(session.key, epoch)
             finally:
                 session.moving = False
+
+    async def _delete_durable(self, key: SessionKey, epoch: Epoch) -> None:
+        try:
+            await self._durable.delete(key, epoch)
+        except StateError as error:
+            why = f"the durable tier did not take its end: {error}"
+            raise session_unavailable(key.session, why) from None
 
     async def end(self, session: Session) -> None:
         """The same of one that nobody asked to delete. It stays where its copies do not answer."""

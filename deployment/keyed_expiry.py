@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,12 +19,13 @@ from deployment.keyed_turns import KEYED
 from deployment.ownership.messages import Placed
 from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
+from state.fair_share import first_to_go
 
 LOOK_SECONDS = 5.0
 SWEEP_SECONDS = 300.0
 
 KEPT_TURNS = 4096
-"""Of one replica; beyond it, and beyond so many bytes, the longest ended ones go before their time."""
+"""Of one replica, beside the one that ended last; beyond it, and beyond so many bytes, some go before their time."""
 
 KEPT_SHARE = 32
 """One part in so many of a node's host store is a replica's for their logs: eight replicas of a node, and the second
@@ -39,7 +41,8 @@ class Unowned(Protocol):
 
 
 class KeyedExpiry:
-    """Of those that one replica owns. `kept_bytes`: of all their logs; `unix`: seconds since 1970."""
+    """Of those that one replica owns. `kept_bytes`: of the logs of those that are over, beside the one that ended last;
+    `unix`: seconds since 1970."""
 
     def __init__(
         self, keeper: SessionKeeper, cluster: Unowned, kept_bytes: int, unix: Callable[[], float] = time.time
@@ -82,15 +85,40 @@ class KeyedExpiry:
                 log.info("a keyed turn is not taken over: %s", error)
 
     def _over(self) -> list[Session]:
-        keyed = [one for one in self._keeper.all() if one.keyed]
-        resting = sorted((one for one in keyed if one.free and one.turns), key=lambda one: one.rests_since)
+        keyed = {one.key: one for one in self._keeper.all() if one.keyed}
         bytes_of = self._keeper.copies.bytes_of
-        surplus = len(resting) - KEPT_TURNS
-        surplus_bytes = sum(map(bytes_of, keyed)) - self._kept_bytes
-        now = self._unix()
-        over: list[Session] = []
-        for one in resting:
-            if surplus > 0 or surplus_bytes > 0 or one.rests_since + KEPT_SECONDS < now:
-                over.append(one)
-                surplus, surplus_bytes = surplus - 1, surplus_bytes - bytes_of(one)
+        ended_before = self._unix() - KEPT_SECONDS
+        over = [one for one in keyed.values() if _rests(one) and one.rests_since < ended_before]
+        for size, kept in ((lambda one: 1, KEPT_TURNS), (bytes_of, self._kept_bytes)):
+            for one in over:
+                keyed.pop(one.key, None)
+            over += _surplus(tuple(keyed.values()), size, kept)
         return over
+
+
+def _rests(session: Session) -> bool:
+    return session.free and bool(session.turns)
+
+
+def _surplus(keyed: Sequence[Session], size: Callable[[Session], int], kept: int) -> list[Session]:
+    """Those that go so that those at rest have no more than `kept`: of the tenants that hold more than their share, if
+    anything of those rests, and of them the longest ended. The one that ended last is neither counted nor taken, since
+    its client may just be about to ask for it again."""
+    used: Counter[str] = Counter()
+    for one in keyed:
+        used[one.key.tenant] += size(one)
+    resting = sorted(filter(_rests, keyed), key=lambda one: one.rests_since)[:-1]
+    queues: defaultdict[str, deque[Session]] = defaultdict(deque)
+    for one in resting:
+        queues[one.key.tenant].append(one)
+    surplus = sum(map(size, resting)) - kept
+    going: list[Session] = []
+    while surplus > 0:
+        first = first_to_go(used)
+        tenant = min(queues, key=lambda name: (name not in first, queues[name][0].rests_since))
+        going.append(one := queues[tenant].popleft())
+        if not queues[tenant]:
+            del queues[tenant]
+        used[tenant] -= size(one)
+        surplus -= size(one)
+    return going

@@ -40,11 +40,17 @@ class Replicas:
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
         nobody answers in time."""
+        return (await self.ask_until(method, route, *args))[0]
+
+    async def ask_until(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
+        """The same, and whether a replica that was lost may have done it before."""
         deadline = time.monotonic() + ASK_SECONDS
+        lost = False
         while True:
             answer = await self.ask_here(method, route, *args)
             if not isinstance(answer, NotHere):
-                return answer
+                return answer, lost
+            lost = lost or answer.lost
             if time.monotonic() > deadline:
                 raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again")
             route = replace(route, replica=answer.owner)
@@ -66,7 +72,7 @@ class Replicas:
             return await self.watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
         except RayActorError:
             await self.lost(route.replica)
-            return NotHere(route.replica or "")
+            return NotHere(route.replica or "", lost=True)
         except ReplicaLost as lost:
             return await self.instead(str(lost), route.affinity)
 
@@ -74,7 +80,7 @@ class Replicas:
         """Who should be asked instead of a replica that is lost: Serve, which does not know yet, might choose it
         again."""
         others = await self._cluster.staying(beside=lost)
-        return NotHere(lost, next(iter(rendezvous(affinity, others)), None))
+        return NotHere(lost, next(iter(rendezvous(affinity, others)), None), lost=True)
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
         """What a replica tells of a turn. A reader that leaves is known there at once. RayActorError."""

@@ -119,8 +119,9 @@ class SessionApi:
 
     async def delete(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
-        answer = await self._replicas.ask("delete", _owner(placement), placement.key)
-        if isinstance(answer, Refused):
+        answer, again = await self._replicas.ask_until("delete", _owner(placement), placement.key)
+        done_before = again and isinstance(answer, Refused) and answer.status == 404
+        if isinstance(answer, Refused) and not done_before:
             raise answer.error
         return {"id": name, "object": "session.deleted", "deleted": True}
 

@@ -10,7 +10,7 @@ from deployment.engine.messages import Finished, Grammar, Resumed, Round
 from deployment.ownership.log import Deleted, Record, TurnBegan, TurnEnded
 from deployment.ownership.log import Round as LoggedRound
 from deployment.ownership.log_format import decode
-from deployment.ownership.words import NOTHING, SessionKey
+from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.tool_use import ToolUse
 from deployment.turn_records import canonical_request, request_sha256
 from deployment.turns import Prompt
@@ -123,6 +123,13 @@ def living(records: Iterable[bytes]) -> list[Record]:
         if isinstance(record, Deleted):
             said.clear()
     return said
+
+
+def deleted_under(records: Iterable[bytes]) -> Epoch | None:
+    """The epoch of the last tombstone of a session that somebody deleted; None: of none that was there. One that was
+    abandoned never was."""
+    buried = [record for record in map(decode, records) if isinstance(record, Deleted) and record.at > 0]
+    return buried[-1].order.epoch if buried else None
 
 
 def began_record(request: TurnRequest, prompt: Prompt, seed: int, at: float, known: Placed = ()) -> TurnBegan:

@@ -282,11 +282,12 @@ class ExportedSession:
 @dataclass(frozen=True)
 class NotHere:
     """The replica that was asked does not hold the session, or serves nobody any more. `owner`: who does, if it knows.
-    `full`: it has no room, and the owner has."""
+    `full`: it has no room, and the owner has; `lost`: it is gone, and may have done what it was asked."""
 
     replica: str
     owner: str | None = None
     full: bool = False
+    lost: bool = False
 
 
 TurnAnswer = Told | Elsewhere | NotHere

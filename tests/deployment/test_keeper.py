@@ -19,18 +19,20 @@ from deployment.errors import RequestError
 from deployment.keyed_turns import KEYED
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
-from deployment.ownership.words import NOTHING, SessionKey
+from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.session import Session
 from deployment.session_log import began_record, ended_record, round_record
 from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import turn_record
 from deployment.turns import Prompt
 from deployment.wire import Moved, TurnRequest
-from state.errors import StateError
+from state.errors import StateError, StoreError
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
 from tests.deployment.in_process import FakeService, Replica, World, packed
+from tests.ownership.fake_storage import FakeValues
 from tests.state.samples import TURN
+from tests.state.stores import Clock, MemoryStore, open_tier, publish
 
 KEY = SessionKey("t" * 64, "one")
 PROMPT = Prompt((5, 6, 7), 2)
@@ -459,6 +461,72 @@ def test_who_takes_over_what_was_deleted_finds_nothing_and_nothing_is_listed(mon
                 await asyncio.sleep(0.05)
 
     run(steps)
+
+
+def test_a_session_that_could_not_be_ended_is_not_taken_for_a_deleted_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.keeper.KEPT_SECONDS", 0.1)
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"].keeper
+        placed = await world.replicas["a"].link.locate(KEY)
+        assert isinstance(placed, Placed)
+        with monkeypatch.context() as silent:  # its copies do not answer
+            silent.setattr(a, "append", lambda key, records: 0)
+            silent.setattr(a, "committed", lambda key, sequence: asyncio.sleep(1e9))
+            await a.end(session)
+        assert a.held(KEY) is session
+        world.directory.replica_exited("a")
+        await get(world, "b")
+        with pytest.raises(NotOwned):
+            await a.committed(KEY, a.append(KEY, [HeadMoved(NOTHING, None, 0)]))
+        with pytest.raises(OwnedElsewhere):
+            await a.acquire(KEY, placed, must_exist=True)
+
+    run(steps)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_durable_tier_too(durable: bool):
+    tier, values = open_tier(MemoryStore(), Clock()), FakeValues()
+
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        for replica in world.replicas.values():
+            replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
+        if durable:
+            publish(tier, "one", key=KEY, epoch=session.epoch)
+        a, b = world.replicas["a"], world.replicas["b"]
+        placed = await a.link.locate(KEY)
+        assert isinstance(placed, Placed)
+        cut_off = asyncio.Event()
+        a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
+        deleting = asyncio.create_task(a.keeper.delete(session, 1.0))
+        await cut_off.wait()
+        deleting.cancel()
+        world.kill("a")
+        if durable:
+            with pytest.MonkeyPatch.context() as full:
+                full.setattr(tier, "delete", _full)
+                status, code, _ = await refused(b.keeper.acquire(KEY, placed, must_exist=True))
+            assert (status, code) == (503, "session_unavailable")
+            assert await b.link.locate(KEY) is not None, "whoever asks again must be heard"
+        for _ in range(2):
+            status, code, _ = await refused(b.keeper.acquire(KEY, placed, must_exist=True))
+            assert (status, code) == (404, "session_not_found")
+        assert tier.latest(KEY) is None
+        assert (tier.tombstone(KEY) is not None) == durable, "one that it never had leaves no trace there"
+
+    run(steps)
+
+
+async def _noted(cut_off: asyncio.Event) -> None:
+    cut_off.set()
+    await asyncio.sleep(1e9)
+
+
+def _full(key: SessionKey, epoch: Epoch) -> None:
+    raise StoreError("put", "a tombstone", "no room")
 
 
 def test_deletes_that_come_at_once_are_one_and_cancel_the_turn_that_runs():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,11 +15,15 @@ from deployment.engine.messages import Submit
 from deployment.held_turn import HeldTurn
 from deployment.keyed_expiry import KeyedExpiry
 from deployment.keyed_turns import KEYED, is_keyed, with_session
+from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import NOTHING, SessionKey
+from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
 from deployment.wire import Opened, Route, TurnEvent, TurnRequest
+from tests.deployment.in_process import World
 from tests.deployment.places import Place, asked, ids_of, images, places, run, told, undisturbed
+from tests.state.samples import TURN
 
 TENANT = "t" * 64
 ROOM = 1 << 30
@@ -106,28 +111,66 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
 def test_logs_of_keyed_turns_take_so_many_bytes_and_the_longest_ended_go_first():
     async def steps() -> None:
         async with places() as (world, (a, b)):
-            for number in range(3):
+            for number in range(4):
                 await told(await a.begin(keyed(f"{number}")))
             running = await a.begin(keyed("runs", seed=14))
             await told(running, tokens=3)
             size = [a.keeper.copies.bytes_of(one) for one in a.keeper.all()]
-            _, _, third, last = (one.key for one in a.keeper.all())
+            _, _, third, fourth, last = (one.key for one in a.keeper.all())
             assert min(size) > 4 * len(running.request.messages[0]["content"]), "prompt and request"
             room = world.stores["x"]._storage.room  # pyright: ignore[reportAttributeAccessIssue]
-            kept = size[2] + size[3]
+            kept = size[2]
             await KeyedExpiry(a.keeper, a.replica.link, kept).end_surplus()
-            assert running.ended_at is None and [one.key for one in a.keeper.all()] == [third, last]
+            assert running.ended_at is None and [one.key for one in a.keeper.all()] == [third, fourth, last]
             freed = world.stores["x"]._storage.room - room  # pyright: ignore[reportAttributeAccessIssue]
             assert freed > size[0], "the store has their room back"
             await KeyedExpiry(a.keeper, a.replica.link, 0).end_surplus()
-            assert [one.key for one in a.keeper.all()] == [last], "one that runs is never ended"
+            assert [one.key for one in a.keeper.all()] == [fourth, last], "nor does one that runs, or has just ended"
             await told(running)
             a.die()
             await told(await b.begin(keyed("runs", seed=14)))
             taken = b.keeper.held(last)
-            assert taken is not None and b.keeper.copies.bytes_of(taken) > size[3]
+            assert taken is not None and b.keeper.copies.bytes_of(taken) > size[4]
 
     run(steps)
+
+
+def test_a_tenants_large_turn_costs_no_other_tenant_its_own():
+    async def steps(world: World) -> None:
+        world.start()
+        a = world.replicas["a"]
+        expiry = KeyedExpiry(a.keeper, a.link, 2000)
+
+        async def ended(tenant: str, name: str, at: float, records: int) -> Session:
+            session = await a.keeper.create_empty(SessionKey(tenant * 64, f"{KEYED}{name}"))
+            session.turns = [replace(TURN, ended_at=at)]
+            await a.keeper.write(session.key, [HeadMoved(NOTHING, None, 0)] * records)
+            return session
+
+        async def left() -> list[str]:
+            await expiry.end_surplus()
+            return [one.key.session.removeprefix(KEYED) for one in a.keeper.all()]
+
+        now = time.time()
+        for number in range(3):
+            await ended("u", f"small {number}", now - 100 + number, 1)
+        large = await ended("t", "large", now - 10, 200)
+        size = a.keeper.copies.bytes_of
+        assert size(large) > 2000 > 2 * sum(size(one) for one in a.keeper.all() if one is not large)
+        large.running = cast(HeldTurn, object())
+        assert await left() == ["small 0", "small 1", "small 2", "large"], "it runs"
+        large.running = None
+        assert await left() == ["small 0", "small 1", "small 2", "large"], "it has just ended"
+        await ended("u", "small 3", now - 5, 1)
+        assert await left() == ["small 0", "small 1", "small 2", "small 3"], "its own tenant's share is spent"
+        await ended("t", "larger", now - 4, 300)
+        other = await ended("v", "large", now - 3, 200)
+        await ended("u", "small 4", now - 2, 1)
+        assert await left() == ["small 0", "small 1", "small 2", "small 3", "small 4"]
+        assert not await a.link.locate(other.key)
+
+    with closing(World("x")) as world:
+        run(lambda: steps(world))
 
 
 def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():

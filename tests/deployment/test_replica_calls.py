@@ -12,12 +12,13 @@ from ray.exceptions import RayActorError
 
 from deployment import replica, replica_calls
 from deployment.engine.errors import EngineError
-from deployment.errors import Refused, RequestError
+from deployment.errors import Refused, RequestError, unknown_session
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_calls import Replicas
-from deployment.wire import Route, Told, TurnRequest
+from deployment.session_api import SessionApi
+from deployment.wire import NotHere, Route, Told, TurnRequest
 
 
 def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
@@ -162,3 +163,38 @@ def test_a_stream_and_a_call_that_wait_for_one_replica_ask_for_it_once(monkeypat
 
 async def _all(stream: AsyncIterator[Told]) -> list[Told]:
     return [one async for one in stream]
+
+
+@pytest.mark.parametrize("first", ["dies", "is cut off", "is not the owner", "knows of none"])
+def test_a_delete_whose_replica_was_lost_and_that_another_finds_done_has_deleted(
+    first: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(replica_calls, "AGAIN_SECONDS", 0.0)
+    key = SessionKey("t" * 64, "one")
+    asked: list[str | None] = []
+
+    async def delete(route: Route, key: SessionKey) -> Any:
+        asked.append(route.replica)
+        if len(asked) == 1 and first != "knows of none":
+            await asyncio.sleep(1e9 if first == "is cut off" else 0)
+            if first == "dies":
+                raise RayActorError
+            return NotHere("a", "b")
+        return unknown_session(key.session).refused
+
+    async def none(*_: Any, **how: Any) -> tuple[()]:
+        return ()
+
+    cluster = SimpleNamespace(locate=lambda key: told(Placed(key, Epoch(1, 1), "a", ()))(), suspect=none, staying=none)
+    cluster.is_lost = lambda replica: told(first == "is cut off")()
+    engine: Any = SimpleNamespace(delete=SimpleNamespace(remote=delete))
+    sessions = SessionApi(Replicas(engine, cast(Any, cluster)), cast(Any, cluster), 0)
+    deleting = sessions.delete(cast(Any, SimpleNamespace(state=SimpleNamespace(tenant=key.tenant))), key.session)
+    if first in ("dies", "is cut off"):
+        assert asyncio.run(deleting)["deleted"]
+    else:
+        with pytest.raises(RequestError) as caught:
+            asyncio.run(deleting)
+        assert caught.value.refused.status == 404, "nobody has deleted it for who asks"
+    assert len(asked) == (1 if first == "knows of none" else 2)
