@@ -92,7 +92,6 @@ class LastingStream:
     def __init__(self, replicas: Replicas, cluster: Cluster) -> None:
         self._replicas = replicas
         self._cluster = cluster
-        self._watch = replicas.watch
 
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
@@ -166,7 +165,7 @@ class LastingStream:
         from there."""
         where: Elsewhere | None = None
         teller = route.replica  # not who told it before: that one may be gone, and another at work in silence
-        told = self._watch.over(self._replicas.told(method, route, *args), lambda: teller)
+        told = self._replicas.watch.over(self._replicas.told(method, route, *args), lambda: teller)
         try:
             async with aclosing(told) as answers:
                 async for answer in answers:
@@ -199,7 +198,7 @@ class LastingStream:
         named = Route(route.affinity, where.replica)
         told = self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
         try:
-            async with aclosing(self._watch.over(told, lambda: where.replica)) as answers:
+            async with aclosing(self._replicas.watch.over(told, lambda: where.replica)) as answers:
                 async for answer in answers:
                     if not isinstance(answer, Told):
                         raise turn_not_kept(where.turn)
