@@ -87,7 +87,3 @@ def application(args: AppArgs, replica: type[EngineReplica]) -> serve.Applicatio
         **logging,
     )
     return ingress.bind(engines.bind(args), args)
-
-
-demo = build(AppArgs())
-"""The embedded model, for `serve build`, which takes no builder."""

@@ -38,7 +38,7 @@ from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi
-from deployment.wire import ReplicaInfo, Route
+from deployment.wire import ReplicaInfo
 
 VERSION = version("dflash-serve")
 
@@ -257,13 +257,13 @@ class Ingress:
 
     @api.get("/v1/models")
     async def list_models(self) -> Any:
-        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
+        info: ReplicaInfo = await self._replicas.ask_any("info", self._model)
         return listed([model_object(name, self._model, info) for name in self._models])
 
     @api.get("/v1/models/{name:path}")
     async def get_model(self, name: str) -> Any:
         self._turns.check_model(name)
-        return model_object(name, self._model, await self._replicas.ask("info", Route(self._model)))
+        return model_object(name, self._model, await self._replicas.ask_any("info", self._model))
 
     @api.get("/v1/replicas")
     async def list_replicas(self) -> Any:
@@ -271,7 +271,7 @@ class Ingress:
 
     @api.get("/health")
     async def health(self) -> Any:
-        return {"status": "ok", "replicas": len(await self._replicas.all())}
+        return {"status": "ok", "replicas": await self._replicas.answering()}
 
     @api.get("/metrics")
     async def prometheus(self) -> Response:

@@ -23,7 +23,7 @@ from deployment.keyed_turns import with_session
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.replica_watch import ReplicaLost, ReplicaWatch
+from deployment.replica_watch import ReplicaLost
 from deployment.session_api import located
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
 
@@ -38,11 +38,10 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `replica`: who told the last of it; `draws`: the turn's seed; `sent_to`: who should be asked next, by the
-    word of the one that was asked before; `lost`: since when nobody tells anything of it."""
+    are over; `draws`: the turn's seed; `sent_to`: who should be asked next, by the word of the one that was asked
+    before; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
-    replica: str | None = None
     draws: int | None = None
     began: bool = False
     closed: set[int] = field(default_factory=set)
@@ -61,7 +60,6 @@ class _Reader:
         without a log all that was told before."""
         self.lost = None
         if isinstance(told.event, Opened):
-            self.replica = told.event.replica
             self.draws = told.event.seed
             if self.began:
                 return False
@@ -94,7 +92,7 @@ class LastingStream:
     def __init__(self, replicas: Replicas, cluster: Cluster) -> None:
         self._replicas = replicas
         self._cluster = cluster
-        self._watch = ReplicaWatch(cluster.is_lost)
+        self._watch = replicas.watch
 
     async def taken(self, turn: TurnRequest) -> Events:
         """Events of a turn, from its first to its last. A refusal is an event."""
@@ -167,7 +165,8 @@ class LastingStream:
         """What the replica that is asked tells, or the one that it names. `_Lost` where there is more to come, but not
         from there."""
         where: Elsewhere | None = None
-        told = self._watch.over(self._replicas.told(method, route, *args), lambda: route.replica or reader.replica)
+        teller = route.replica  # not who told it before: that one may be gone, and another at work in silence
+        told = self._watch.over(self._replicas.told(method, route, *args), lambda: teller)
         try:
             async with aclosing(told) as answers:
                 async for answer in answers:
@@ -179,10 +178,13 @@ class LastingStream:
                     elif isinstance(answer.event, Moved):
                         reader.sent_to = NotHere("", answer.event.owner)
                         raise _Lost
-                    elif reader.take(answer):
-                        yield answer
+                    else:
+                        if isinstance(answer.event, Opened):
+                            teller = answer.event.replica
+                        if reader.take(answer):
+                            yield answer
         except RayActorError:
-            await self._replicas.lost(route.replica or reader.replica)
+            await self._replicas.lost(teller)
             raise _Lost from None
         except ReplicaLost as lost:
             reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
@@ -195,16 +197,15 @@ class LastingStream:
     async def _kept(self, where: Elsewhere, route: Route, reader: _Reader) -> Events:
         key = route.placement.key if route.placement is not None else None
         named = Route(route.affinity, where.replica)
+        told = self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
         try:
-            async with aclosing(
-                self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
-            ) as answers:
+            async with aclosing(self._watch.over(told, lambda: where.replica)) as answers:
                 async for answer in answers:
                     if not isinstance(answer, Told):
                         raise turn_not_kept(where.turn)
                     if reader.take(answer):
                         yield answer
-        except RayActorError:
+        except (RayActorError, ReplicaLost):
             raise turn_not_kept(where.turn) from None
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 class EngineReplica:
-    """A Serve deployment (`deployment/app.py` binds it). Refusals are values, so that no traceback is a user's."""
+    """A Serve deployment, which `deployment/app.py` binds: what ingresses and other replicas ask of a replica."""
 
     def __init__(self, args: AppArgs) -> None:
         context = serve.get_replica_context()
@@ -362,7 +362,14 @@ class EngineReplica:
         )
 
     async def info(self, route: Route | None = None) -> ReplicaInfo:
-        return self._described(await self._inspected())
+        """Who asks one replica, by a route, is after what never changes: that is told without the engine's facts where
+        they do not come soon."""
+        if route is None:
+            return self._described((await self._inspected()).facts)
+        try:
+            return self._described((await asyncio.wait_for(self._inspected(), MEASURED_SECONDS)).facts)
+        except TimeoutError:
+            return self._described({})
 
     async def measured(self) -> Measured | None:
         """For a scrape of the application's metrics, which does not wait for a long step; None: there is one."""
@@ -370,14 +377,14 @@ class EngineReplica:
             answer = await asyncio.wait_for(self._inspected(), MEASURED_SECONDS)
         except TimeoutError:
             return None
-        return Measured(self._described(answer), answer.counts, self._keeper.transfers.counts)
+        return Measured(self._described(answer.facts), answer.counts, self._keeper.transfers.counts)
 
     async def _inspected(self, session: str | None = None) -> Facts:
         answer = await self._service.call(Inspect(secrets.token_hex(8), session))
         assert isinstance(answer, Facts)
         return answer
 
-    def _described(self, answer: Facts) -> ReplicaInfo:
+    def _described(self, engine: dict[str, Any]) -> ReplicaInfo:
         return ReplicaInfo(
             replica=self._id,
             pid=os.getpid(),
@@ -387,7 +394,7 @@ class EngineReplica:
             context_limit=self._service.context_limit,
             sessions=self._keeper.named,
             running=self._turns.running,
-            engine=answer.facts,
+            engine=engine,
             temperature=self._service.generation_defaults.temperature,
             top_p=self._service.generation_defaults.top_p,
         )

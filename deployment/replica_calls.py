@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
 from deployment.metrics.measured import Measured
-from deployment.replica_watch import ReplicaLost, ReplicaWatch
+from deployment.replica_watch import SILENT_SECONDS, ReplicaLost, ReplicaWatch
 from deployment.router import rendezvous
 from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
@@ -35,7 +35,7 @@ class Replicas:
     def __init__(self, engine: DeploymentHandle, cluster: Cluster) -> None:
         self._engine = engine
         self._cluster = cluster
-        self._watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
+        self.watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
@@ -56,10 +56,20 @@ class Replicas:
             route = replace(route, replica=answer.owner)
             await asyncio.sleep(AGAIN_SECONDS)
 
+    async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:
+        """What any replica answers to a question that changes nothing. Only Serve knows who is asked first, and whether
+        that one is still there nobody can say: where it is silent, the next one is asked by name."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                return await self.ask(method, Route(affinity), *args)
+        except TimeoutError:
+            staying = await self._cluster.staying(beside="")
+            return await self.ask(method, Route(affinity, next(iter(rendezvous(affinity, staying)), None)), *args)
+
     async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
         """What the replica that the route names answers; NotHere if it is gone, or if others may take over from it."""
         try:
-            return await self._watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
+            return await self.watch.answer(getattr(self._engine, method).remote(route, *args), route.replica)
         except RayActorError:
             await self.lost(route.replica)
             return NotHere(route.replica or "", lost=True)
@@ -95,6 +105,10 @@ class Replicas:
         answers: list[Measured | None] = await self._asked_of_all("measured", MEASURED_SECONDS)
         return [answer for answer in answers if answer is not None]
 
+    async def answering(self) -> int:
+        """How many say anything at once, be it that their engines are in a long step."""
+        return len(await self._asked_of_all("measured", MEASURED_SECONDS))
+
     async def _asked_of_all(self, method: str, seconds: float) -> list[Any]:
         """What those answer that do in time: one that is dead, cut off or stuck keeps no other's answer back.
         RequestError (503) where nobody does."""
@@ -122,7 +136,9 @@ class Replicas:
             log.info("%d of %d replicas did not say %s within %g s", len(late), len(waiting), method, seconds)
         answers: list[Any] = []
         for one in done:
-            if error := one.exception():
+            if one.cancelled():
+                log.info("what a replica was asked, %s, was cancelled", method)
+            elif error := one.exception():
                 log.info("a replica does not say %s: %r", method, error)
             else:
                 answers.append(one.result())

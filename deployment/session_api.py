@@ -128,9 +128,8 @@ class SessionApi:
     async def migrate(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(MigrateBody, await document_of(request, empty=True))
-        replicas = await self._replicas.all()
-        target = _emptiest(replicas, placement.owner) if body.to is None else body.to
-        if target not in [replica.replica for replica in replicas]:
+        target = _emptiest(await self._replicas.all(), placement.owner) if body.to is None else body.to
+        if body.to is not None and not await self._is_there(body.to):
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
         key, source, movement = placement.key, placement.owner, Movement()
         if source is not None and source != target:
@@ -184,6 +183,13 @@ class SessionApi:
             raise session_exists(key.session)
         answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
+
+    async def _is_there(self, replica: str) -> bool:
+        """By the directory, since an engine in a long step keeps its replica from answering; or by the replica itself,
+        which may be too new for the directory."""
+        if replica in await self._cluster.staying(beside=""):
+            return True
+        return replica in [one.replica for one in await self._replicas.all()]
 
     async def _sessions(self, tenant: str) -> tuple[Placed, ...]:
         try:

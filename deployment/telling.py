@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from deployment.cluster.owned_sessions import OwnedElsewhere
+from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.engine import errors as engine_errors
 from deployment.engine.errors import EngineError
 from deployment.errors import Refused, RequestError, of_engine

@@ -13,7 +13,7 @@ from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, document_of, tenant_of, turn_request
 from deployment.schemas import TokenId, TurnBody, parse
 from deployment.turn_api import TurnApi
-from deployment.wire import Encoded, Route, TurnRequest
+from deployment.wire import Encoded, TurnRequest
 
 
 class TextBody(BaseModel):
@@ -62,14 +62,14 @@ class TokenApi:
 
     async def decode(self, request: Request) -> dict[str, Any]:
         body = parse(TokensBody, await document_of(request))
-        text = await self._replicas.ask("decode", Route(self._model), tuple(body.tokens))
+        text = await self._replicas.ask_any("decode", self._model, tuple(body.tokens))
         if isinstance(text, Refused):
             raise text.error
         return {"prompt": text}
 
     async def encoded(self, turn: TurnRequest) -> Encoded:
         """RequestError (400) for a conversation that cannot be rendered."""
-        answer = await self._replicas.ask("encode", Route(self._model), turn)
+        answer = await self._replicas.ask_any("encode", self._model, turn)
         if isinstance(answer, Refused):
             raise answer.error
         return answer

@@ -3,3 +3,7 @@
 A public function picks its implementation by device. The torch reference runs everywhere and is the oracle of the
 Triton kernel beside it. Nothing here knows of models, sessions or requests.
 """
+
+NUMERICS = 2
+"""Raised with what changes the numbers that our kernels give, if only in their last bits: state of another arithmetic
+is made again from its tokens (decision 23)."""

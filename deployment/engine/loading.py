@@ -12,6 +12,7 @@ import torch
 
 from deployment.engine.drafting import MAX_DRAFT_TOKENS, check_steps
 from deployment.engine.options import EngineOptions
+from kernels import NUMERICS
 from model.block_scales import BlockScales
 from model.chat_template import ChatTemplate
 from model.config import (
@@ -180,7 +181,7 @@ def state_geometry(target: TargetConfig, draft: DraftConfig | None, dtype: torch
 def numeric_path(device: torch.device, dtype: str) -> str:
     """What computes: library, kernel set, device and dtype. State of one path is not that of another (decision 23)."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"torch {torch.__version__} reference on {card} in {dtype}"
+    return f"torch {torch.__version__}, kernels {NUMERICS} on {card} in {dtype}"
 
 
 def stretched(config: TargetConfig, factor: float | None) -> TargetConfig:

@@ -241,7 +241,7 @@ class ResponsesApi:
             raise (_unknown(name) if error.refused.status == 404 else error) from None
 
     async def _defaults(self, body: ResponsesBody) -> dict[str, float]:
-        info: ReplicaInfo = await self._replicas.ask("info", Route(self._model))
+        info: ReplicaInfo = await self._replicas.ask_any("info", self._model)
         return {
             "temperature": info.temperature if body.temperature is None else body.temperature,
             "top_p": info.top_p if body.top_p is None else body.top_p,

@@ -29,6 +29,7 @@ from deployment.metrics.measured import Room
 from deployment.ownership.messages import Placed
 from deployment.prompting import Prompter
 from deployment.replica import EngineReplica
+from deployment.replica_watch import ReplicaWatch
 from deployment.session_desk import SessionDesk
 from deployment.settings import AppArgs
 from deployment.state_limit import StateLimit
@@ -100,6 +101,10 @@ async def _never() -> bool:
     return False
 
 
+async def _lost(replica: str) -> bool:
+    return False
+
+
 class _Kept:
     def __init__(self, kept: int | None) -> None:
         self._kept = kept
@@ -120,8 +125,8 @@ class _Cluster:
     async def sessions(self, tenant: str) -> tuple[Placed, ...]:
         return self._world.directory.sessions(tenant, time.monotonic())
 
-    async def is_lost(self, replica: str) -> bool:
-        return False
+    async def staying(self, beside: str) -> tuple[str, ...]:
+        return tuple(name for name in ("a",) if name != beside)
 
     async def with_room(self, beside: str) -> None:
         return None
@@ -135,6 +140,7 @@ class _Replicas:
 
     def __init__(self, replica: EngineReplica) -> None:
         self._replica = replica
+        self.watch = ReplicaWatch(_lost)
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         self._replica._start()
@@ -145,6 +151,9 @@ class _Replicas:
 
     async def ask_until(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
         return await self.ask(method, route, *args), False
+
+    async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:
+        return await self.ask(method, Route(affinity), *args)
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
@@ -158,3 +167,6 @@ class _Replicas:
 
     async def measured(self) -> list[Any]:
         return [await self._replica.measured()]
+
+    async def answering(self) -> int:
+        return len(await self.measured())

@@ -35,7 +35,7 @@ def test_every_shipped_config_is_valid_for_serve_and_for_the_application():
 
 def test_serve_build_writes_a_config_that_serve_takes(tmp_path: Path):
     written = tmp_path / "config.yaml"
-    done = CliRunner().invoke(serve_build, ["deployment.app:demo", "-o", str(written)])
+    done = CliRunner().invoke(serve_build, ["deployment.demo_app:application", "-o", str(written)])
     assert done.exit_code == 0, done.output
     (application,) = ServeDeploySchema.model_validate(yaml.safe_load(written.read_text())).applications
     replicas = {deployment.name: deployment.num_replicas for deployment in application.deployments}

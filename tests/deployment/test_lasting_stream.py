@@ -17,6 +17,7 @@ from deployment.keyed_turns import is_keyed
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
+from deployment.replica_watch import ReplicaWatch
 from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnEvent, TurnRequest
 
 TURN = "a" * 32
@@ -62,6 +63,7 @@ class Fake:
         self.suspected: list[str | None] = []
         self.owner = owner
         self.leases_over: set[str] = set()
+        self.watch = ReplicaWatch(self.is_lost)
 
     async def is_lost(self, replica: str) -> bool:
         return replica in self.leases_over
@@ -174,6 +176,23 @@ def test_a_silent_replica_that_has_its_lease_is_waited_for(impatient: None):
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event] and len(fake.calls) == 1
 
 
+def test_who_goes_on_in_silence_is_not_taken_for_the_replica_that_died_before(impatient: None):
+    told = [delta(5, at, rounds=True) for at in range(2)]
+    fake = Fake([opened(), told[0], LOST], [0.1, opened("r2"), *told, closed()])
+    fake.leases_over.add("r1")
+    assert taken(fake, asked(None)) == [opened().event, *(one.event for one in told), closed().event]
+    assert len(fake.calls) == 2 and fake.suspected == ["r1"]
+
+
+def test_who_tells_is_watched_and_not_the_replica_that_was_asked_for(impatient: None):
+    fake = Fake([opened("r2"), 0.1, delta(5, 0), closed()], owner="r1")
+    fake.leases_over.add("r1")
+    assert taken(fake, asked()) == [opened("r2").event, delta(5, 0).event, closed().event] and len(fake.calls) == 1
+    fake = Fake([opened("r3"), 9.0], [opened("r2"), delta(5, 0), closed()], owner="r1")
+    fake.leases_over.add("r3")
+    assert taken(fake, asked())[1:] == [delta(5, 0).event, closed().event]
+
+
 def test_who_leaves_a_stream_whose_replica_is_lost_has_left(impatient: None):
     async def scenario() -> None:
         fake = Fake([opened(), 9.0])
@@ -213,6 +232,13 @@ def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_there():
     method, route, (_, turn, _) = fake.calls[1]
     assert (method, route.replica, turn) == ("follow_kept_turn", "r9", "b" * 32)
     last = taken(Fake([Elsewhere("r9", "b" * 32)], [LOST]), asked())[-1]
+    assert isinstance(last, Refused) and last.status == 410
+
+
+def test_the_events_of_a_turn_that_ran_elsewhere_end_once_the_lease_of_who_tells_them_is_over(impatient: None):
+    fake = Fake([Elsewhere("r9", "b" * 32)], [opened("r9"), 9.0])
+    fake.leases_over.add("r9")
+    last = taken(fake, asked())[-1]
     assert isinstance(last, Refused) and last.status == 410
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,12 +12,13 @@ from ray.exceptions import RayActorError
 
 from deployment import replica, replica_calls
 from deployment.engine.errors import EngineError
-from deployment.errors import RequestError, unknown_session
+from deployment.errors import Refused, RequestError, unknown_session
+from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_calls import Replicas
 from deployment.session_api import SessionApi
-from deployment.wire import NotHere, Route
+from deployment.wire import NotHere, Route, Told, TurnRequest
 
 
 def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
@@ -42,6 +43,10 @@ async def stuck() -> None:
     await asyncio.sleep(1e9)
 
 
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
 def test_a_replica_whose_engine_is_in_a_long_step_is_left_out_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replica, "MEASURED_SECONDS", 0.01)
     busy: Any = replica.EngineReplica.__new__(replica.EngineReplica)
@@ -50,13 +55,14 @@ def test_a_replica_whose_engine_is_in_a_long_step_is_left_out_and_the_others_are
     assert asyncio.run(Replicas(fleet(busy.measured, told("another")), cast(Any, None)).measured()) == ["another"]
 
 
-@pytest.mark.parametrize("lost", [told(RayActorError()), told(EngineError("internal_error", "gone")), stuck])
+@pytest.mark.parametrize("lost", [told(RayActorError()), told(EngineError("internal_error", "gone")), stuck, cancelled])
 def test_a_replica_that_is_dead_or_cut_off_keeps_no_others_answer_back(
     lost: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(replica_calls, "MEASURED_SECONDS", 0.05)
     replicas = Replicas(fleet(told("a"), lost, told("b")), cast(Any, None))
     assert {*asyncio.run(replicas.measured())} == {"a", "b"}
+    assert asyncio.run(Replicas(fleet(told("a"), lost, told(None)), cast(Any, None)).answering()) == 2
     with pytest.raises(RequestError) as caught:
         asyncio.run(Replicas(fleet(lost), cast(Any, None)).measured())
     assert caught.value.refused.status == 503
@@ -117,3 +123,78 @@ def test_a_delete_whose_replica_was_lost_and_that_another_finds_done_has_deleted
             asyncio.run(deleting)
         assert caught.value.refused.status == 404, "nobody has deleted it for who asks"
     assert len(asked) == (1 if first == "knows of none" else 2)
+
+
+def test_a_question_that_changes_nothing_is_asked_of_another_where_an_unknown_one_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("deployment.replica_calls.SILENT_SECONDS", 0.02)
+    asked: list[str | None] = []
+
+    async def show(route: Route) -> str:
+        asked.append(route.replica)
+        return "shown" if route.replica is not None else str(await stuck())
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",)
+
+    async def scenario() -> Any:
+        engine: Any = SimpleNamespace(show=SimpleNamespace(remote=show))
+        async with asyncio.timeout(5):
+            return await Replicas(engine, cast(Any, SimpleNamespace(staying=staying))).ask_any("show", "x")
+
+    assert asyncio.run(scenario()) == "shown" and asked == [None, "b"]
+
+
+def test_a_stream_and_a_call_that_wait_for_one_replica_ask_for_it_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("deployment.replica_watch.LOOK_SECONDS", 0.5)
+    asked: list[str] = []
+    key = SessionKey("t" * 64, "s")
+
+    async def is_lost(replica: str) -> bool:
+        asked.append(replica)
+        return True
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",)
+
+    async def locate(key: SessionKey) -> Placed:
+        return Placed(key, Epoch(1, 1), "a", ())
+
+    async def show(route: Route) -> str | None:
+        return "shown" if route.replica == "b" else await stuck()
+
+    async def events(route: Route) -> AsyncIterator[Told]:
+        if route.replica != "b":
+            await stuck()
+        yield Told("", Refused(409, "session_busy", "x"))
+
+    async def scenario() -> tuple[Any, list[Told]]:
+        engine = SimpleNamespace(
+            show=SimpleNamespace(remote=show),
+            options=lambda stream: SimpleNamespace(take_turn=SimpleNamespace(remote=Streamed)),
+        )
+        cluster: Any = SimpleNamespace(is_lost=is_lost, staying=staying, locate=locate)
+        replicas = Replicas(cast(Any, engine), cluster)
+        turn = TurnRequest("a" * 32, "history", (), key, tenant=key.tenant)
+        stream = LastingStream(replicas, cluster).taken(turn)
+        return await asyncio.gather(replicas.ask("show", Route("x", "a")), _all(stream))
+
+    class Streamed:
+        """As Serve gives it out."""
+
+        def __init__(self, route: Route, turn: TurnRequest) -> None:
+            self._events = events(route)
+
+        def __aiter__(self) -> AsyncIterator[Told]:
+            return self._events
+
+        def cancel(self) -> None: ...
+
+    shown, told = asyncio.run(scenario())
+    assert shown == "shown" and len(told) == 1 and asked == ["a"]
+
+
+async def _all(stream: AsyncIterator[Told]) -> list[Told]:
+    return [one async for one in stream]

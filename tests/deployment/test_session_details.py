@@ -88,6 +88,16 @@ def test_a_session_whose_owner_says_nothing_is_shown_as_the_directory_has_it(mon
         assert shown["copies"] == [{"node": "x"}] and shown["replica"] == "a" and "turns" not in shown
 
 
+def test_what_is_served_and_where_one_can_move_is_known_while_an_engine_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replica, "MEASURED_SECONDS", 0.05)
+    with engine(Inspect) as service, serving(service) as url, httpx.Client(base_url=url, timeout=8) as client:
+        chat(url, {"x-session-id": "s"})
+        assert client.get("/health").json() == {"status": "ok", "replicas": 1}
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == service.context_limit
+        moved = client.post("/v1/sessions/s/migrate", json={"to": "a"})
+        assert (moved.status_code, moved.json()["to"]) == (200, "a")
+
+
 def test_a_turn_that_has_a_key_alone_counts_as_no_session():
     with engine() as service, serving(service) as url:
         for headers in ({"idempotency-key": "k"}, {"x-session-id": "s"}):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from deployment.engine import loading
 from deployment.engine.loading import load_models
 from deployment.engine.options import EngineOptions
 from model import DEMO
@@ -100,6 +101,12 @@ def test_other_weights_another_dtype_and_a_stretch_are_another_model(tmp_path: P
     assert "numeric_path" in narrow and "geometry.kv_dtype" in narrow
     assert changed_fields(before, replace(before, yarn_factor=2.0)) == {"config"}
     assert changed_fields(before, replace(before, draft_causal="true")) == {"draft_config"}
+
+
+def test_kernels_that_give_other_numbers_are_another_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = loading.numeric_path(torch.device("cpu"), "float32")
+    monkeypatch.setattr(loading, "NUMERICS", loading.NUMERICS + 1)
+    assert loading.numeric_path(torch.device("cpu"), "float32") != before
 
 
 @pytest.mark.parametrize(
