@@ -28,6 +28,9 @@ def test_a_first_conversation_goes_as_the_quickstart_says(url: str, tmp_path: Pa
 
 def test_the_clients_page_does_what_it_says(url: str, tmp_path: Path):
     typed, program = tried("docs/client.md", url, tmp_path)
-    moved = [line for line in typed.output.splitlines() if "moved from" in line or "state from peer" in line]
-    assert len(moved) == 2 and typed.output.count("acceptance length") == 2 and "4172" in typed.output
+    lines = typed.output.splitlines()
+    (moved,) = (line for line in lines if "moved from" in line)
+    (found,) = (line for line in lines if "state from" in line and line != moved)
+    assert "state from peer" in moved and "state from none" not in found, "what had to go is in the host store"
+    assert typed.output.count("acceptance length") == 2 and "4172" in typed.output
     assert "4172" in program.output and program.output.endswith("404 session_not_found session\n")
