@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,11 +13,9 @@ from tests.e2e.cluster import FACT, GREEDY, QUESTION, chat
 from tests.e2e.deployed import (
     Deployed,
     Reader,
-    asking,
     begun,
     check,
     check_idle,
-    deploying,
     idle_sessions,
     read_all,
     wait_for,
@@ -26,18 +23,6 @@ from tests.e2e.deployed import (
 
 # Minutes of deploys and drains.
 pytestmark = pytest.mark.soak
-
-
-@pytest.fixture(scope="module")
-def deployed() -> Iterator[Deployed]:
-    with deploying() as deployed:
-        yield deployed
-
-
-@pytest.fixture
-def client(deployed: Deployed) -> Iterator[httpx.Client]:
-    with asking(deployed) as client:
-        yield client
 
 
 def test_a_session_whose_replica_is_full_goes_where_there_is_room(deployed: Deployed, client: httpx.Client):

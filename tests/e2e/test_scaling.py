@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
 from tests.e2e.deployed import (
     Deployed,
-    asking,
     begun,
     check,
     check_idle,
-    deploying,
     idle_sessions,
     read_all,
     wait_for,
@@ -26,18 +22,6 @@ STREAMS = 64
 
 LONGER = 2000
 """Tokens, which take longer than another replica takes to come."""
-
-
-@pytest.fixture(scope="module")
-def deployed() -> Iterator[Deployed]:
-    with deploying() as deployed:
-        yield deployed
-
-
-@pytest.fixture
-def client(deployed: Deployed) -> Iterator[httpx.Client]:
-    with asking(deployed) as client:
-        yield client
 
 
 def busy(client: httpx.Client) -> int:
