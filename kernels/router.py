@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
-from kernels.linear import STREAMED_ROWS, Tiling, streamed_parts
+from kernels.linear import Tiling, streamed_parts, streams
 from kernels.ordering import top_rows
 from kernels.overlap import let_next_start, overlaps, wait_for_earlier
 
@@ -116,7 +116,7 @@ def _choose_kernel(
 def _logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """Products over parts of the width, [parts, T, E]: a few columns read the router as fast as it can be read."""
     rows, width = x.shape
-    if x.dtype != torch.bfloat16 or rows > STREAMED_ROWS:
+    if not streams(rows, x.dtype):
         return F.linear(x, router)[None]
     block = max(16, triton.next_power_of_2(rows))
     return streamed_parts(x, router, Tiling(block, 64, 128, triton.cdiv(width, 256), 2, 4))
