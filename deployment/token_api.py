@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.requests import Request
 
+from deployment.body_reading import parse
 from deployment.errors import Refused
 from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, document_of, tenant_of, turn_request
-from deployment.schemas import TokenId, TurnBody, parse
+from deployment.schemas import TokenId, TurnBody
 from deployment.turn_api import TurnApi
 from deployment.wire import Encoded, TurnRequest
 

@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployment.anthropic_messages.format import PING, MessageFormat, new_request_id
 from deployment.anthropic_messages.schema import MessagesBody, PromptBody
+from deployment.body_reading import parse
 from deployment.request_reading import Asking, asking_of, turn_request
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole

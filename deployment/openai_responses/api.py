@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from deployment.body_reading import parse
 from deployment.content_parts import kept_or_chat_part
 from deployment.errors import Refused, RequestError, invalid
 from deployment.fork_points import ForkAt
@@ -31,7 +32,7 @@ from deployment.openai_responses.stored import Note, Stored, note_of, stored_in
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, asking_of, turn_request
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
