@@ -21,6 +21,7 @@ from deployment.checkpoint_places import KindAt
 from deployment.cluster.fleet import Load
 from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
+from deployment.creating import Creating
 from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.durable_place import settled
@@ -114,8 +115,8 @@ class EngineReplica:
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
-        forking = Forking(self._service, self._keeper)
-        self._sessions = SessionDesk(self._id, self._keeper, forking, self._state_limit, self._turns)
+        creating, forking = Creating(self._service, self._keeper), Forking(self._service, self._keeper)
+        self._sessions = SessionDesk(self._id, self._keeper, creating, forking, self._state_limit, self._turns)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,18 @@ from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Export, Exported
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, session_busy
+from deployment.errors import RequestError, session_busy, session_unavailable
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
+from deployment.ownership.log import HeadMoved, Numbered
 from deployment.ownership.messages import NoRoom
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from state.errors import StateError
 from state.fair_share import first_to_go
+
+KEPT_SECONDS = 30.0
+"""How long a session that is made of an image waits for all copies to hold it."""
 
 log = logging.getLogger("ray.serve")
 
@@ -46,11 +50,12 @@ class SessionCopies:
         transfers: Transfers,
         sessions: Mapping[SessionKey, Session],
         held: Callable[[SessionKey], Session | None],
+        write: Callable[[SessionKey, Sequence[Numbered]], Coroutine[Any, Any, None]],
         end: Callable[[Session], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`sessions`: all of the replica's, as they come and go; `held`: one that it may commit to, as far as it knows;
-        `end` deletes one; `spawn` runs what nobody waits for."""
+        `write` adds to one's log; `end` deletes one; `spawn` runs what nobody waits for."""
         self._node = node
         self._service = service
         self._owned = owned
@@ -58,6 +63,7 @@ class SessionCopies:
         self._transfers = transfers
         self._sessions = sessions
         self._held = held
+        self._write = write
         self._end = end
         self._spawn = spawn
         self._copying = Locks()
@@ -100,6 +106,35 @@ class SessionCopies:
     async def make_durable(self, session: Session) -> None:
         if not session.alone:
             await self._durable.turn_ended(session)
+
+    async def settle(self, session: Session) -> None:
+        """A new session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
+
+        Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
+        """
+        await self._settle(session, None)
+
+    async def settle_again(self, session: Session) -> None:
+        """The same of one that was there before, and is not what its copies' log and images say."""
+        await self._settle(session, session.turns[-1].id if session.turns else None)
+
+    async def recorded(self, session: Session) -> None:
+        """Something was added to the session's record between two turns: all copies have it when this returns."""
+        await self.settle_again(session)
+        await self.make_durable(session)
+
+    async def _settle(self, session: Session, turn: str | None) -> None:
+        still = session.moving
+        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
+        try:
+            await self._write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
+            await self.copy(session)
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self._owned.kept(session.key)
+        except (NotOwned, TimeoutError):
+            raise session_unavailable(session.key.session, "its copies do not answer") from None
+        finally:
+            session.moving = still
 
     async def publish_idle(self) -> None:
         while True:

@@ -142,7 +142,7 @@ def test_a_tenants_large_turn_costs_no_other_tenant_its_own():
         expiry = KeyedExpiry(a.keeper, a.link, 2000)
 
         async def ended(tenant: str, name: str, at: float, records: int) -> Session:
-            session = await a.keeper.create_empty(SessionKey(tenant * 64, f"{KEYED}{name}"))
+            session = await a.creating.empty(SessionKey(tenant * 64, f"{KEYED}{name}"))
             session.turns = [replace(TURN, ended_at=at)]
             await a.keeper.write(session.key, [HeadMoved(NOTHING, None, 0)] * records)
             return session

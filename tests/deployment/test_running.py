@@ -126,7 +126,7 @@ class Keeper:
     def __init__(self, fenced: bool = False) -> None:
         self.asked: list[str] = []
         self.fenced = fenced
-        self.copies = self
+        self.copies = self.ending = self
 
     async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")
