@@ -459,7 +459,7 @@ class SessionKeeper:
             self._deleted.popitem(last=False)
 
     async def delete(self, session: Session, at: float) -> None:
-        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: seconds since 1970.
+        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: as the tombstone says.
         RequestError (503)."""
         async with self._deleting.of(session.key):
             session.moving = True  # no other turn begins in it
@@ -490,9 +490,9 @@ class SessionKeeper:
             raise session_unavailable(key.session, why) from None
 
     async def end(self, session: Session) -> None:
-        """The same of one that nobody asked to delete. It stays where its copies do not answer."""
+        """The same of a turn's own, which nobody asked to delete. It stays where its copies do not answer."""
         try:
-            await self.delete(session, time.time())
+            await self.delete(session, 0.0)
         except RequestError as error:
             log.info("session %s is not ended: %s", session.key, error)
 
