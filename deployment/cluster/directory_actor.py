@@ -238,7 +238,7 @@ class DirectoryActor:
         nodes: Any = await asyncio.to_thread(ray.nodes)
         for node in nodes:
             if not node["Alive"]:
-                self._directory.node_died(node["NodeID"])
+                self._directory.node_died(node["NodeID"], time.monotonic())
         now = time.monotonic()
         for replica, known in list(self._replicas.items()):
             if now - known.renewed > MISSED_SECONDS and (known.probe is None or known.probe.done()):

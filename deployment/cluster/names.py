@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from deployment.ownership.registry import Registry
 
-PROTOCOL = 5
+PROTOCOL = 6
 NAMESPACE = "dflash-serve"
 END_SECONDS = 5.0
 
@@ -93,6 +93,9 @@ class GcsValues:
 
     def names(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+    def value(self, name: str) -> bytes | None:
+        return internal_kv._internal_kv_get(name)
 
     def remove(self, name: str) -> None:
         internal_kv._internal_kv_del(name)

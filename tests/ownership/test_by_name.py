@@ -7,6 +7,7 @@ from deployment.ownership.log import Deleted, Round
 from deployment.ownership.log_format import decode
 from deployment.ownership.messages import Append, Fenced, Grant, Lost, Offer, Opened, Placed, Refused, Taken, Wait
 from deployment.ownership.owner import OFFER_SECONDS, State
+from deployment.ownership.standing import UNBELIEVED_SECONDS
 from deployment.ownership.words import NOTHING
 from tests.ownership.by_hand import KEY, UNIX, Hand, a_round, began
 
@@ -18,10 +19,7 @@ def tokens(opened: Opened) -> list[int]:
 
 
 def fall_silent(hand: Hand) -> None:
-    hand.now += LEASE_SECONDS + LEASE_SLACK + 0.1
-    for node in hand.stores:
-        if node not in hand.away:
-            hand.directory.store_alive(hand.member(node), hand.now)
+    hand.pass_by(LEASE_SECONDS + LEASE_SLACK + 0.1)
 
 
 def test_owner_that_stalls_past_its_lease_and_wakes_after_the_takeover_publishes_nothing_more():
@@ -50,7 +48,7 @@ def test_node_cut_off_from_the_head_goes_on_until_its_copies_refuse_it():
     hand.away.add("head")
     assert hand.append(owner, began(), a_round(3, 10)) == 2  # no word from the head for long
     hand.away.remove("head")
-    hand.directory.node_died("a")
+    hand.directory.node_died("a", hand.now)
     hand.away.add("a")
     assert tokens(hand.take(next_owner, "b")) == [10]
     assert hand.append(next_owner, a_round(4, 20)) == 3
@@ -88,7 +86,7 @@ def test_stale_store_that_comes_back_after_its_set_moved_on_is_void_and_begins_a
     assert owner.committed.sequence == 3 and owner.grant.members == (hand.member("a"),)  # pyright: ignore
 
     hand.away = {"a"}
-    hand.directory.node_died("a")
+    hand.directory.node_died("a", hand.now)
     hand.restart_store("b")
     assert not hand.tell("b")  # with its arena it counts for nothing
     hand.fresh_store("b")
@@ -185,7 +183,10 @@ def test_unknown_id_is_not_said_to_be_unknown_before_every_store_has_answered():
     hand.start_directory()
     assert isinstance(hand.directory.locate(KEY, hand.now), Wait)
     assert isinstance(hand.claim(hand.owner("r1"), "a"), Wait)
-    hand.directory.node_died("b")
+    hand.directory.node_died("b", hand.now)
+    assert isinstance(hand.directory.locate(KEY, hand.now), Wait), "who owned what it held may not know yet"
+    assert isinstance(hand.claim(hand.owner("r1"), "a"), Wait)
+    hand.pass_by(UNBELIEVED_SECONDS)
     assert hand.directory.locate(KEY, hand.now) is None
 
 
@@ -242,12 +243,13 @@ def test_who_sleeps_before_it_has_begun_a_session_does_not_begin_it_beside_anoth
     mine, gone = (member.node for member in first.members)
     hand.away = {gone}
     hand.carry(sleeper, sleeper.granted(first, hand.now))
-    hand.directory.node_died(gone)
+    hand.directory.node_died(gone, hand.now)
     (again,) = [word for _, word in hand.directory.reconcile(hand.now) if isinstance(word, Grant)]
     assert [member.node for member in again.members] == [mine]
     hand.owners.remove(sleeper)
     hand.start_directory()
-    hand.directory.node_died(gone)
+    hand.directory.node_died(gone, hand.now)
+    hand.pass_by(UNBELIEVED_SECONDS)
     node = next(node for node in hand.stores if node not in (mine, gone))
     hand.take(other, node)
     assert other.held is not None
