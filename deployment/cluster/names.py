@@ -54,6 +54,11 @@ def remove_other_versions(app: str) -> int:
     return _end([name for name in _actors(app) if not name.startswith(_prefix(app))])
 
 
+def has_other_directories(app: str) -> bool:
+    """Whether replicas of another protocol version may be there."""
+    return any(name.endswith("/directory") and name != directory_name(app) for name in _actors(app))
+
+
 def _actors(app: str) -> list[str]:
     # With all namespaces, Ray gives dictionaries instead of names.
     actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)

@@ -124,6 +124,10 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- questions
 
+    def knows(self, replica: str) -> bool:
+        """Whether anything was heard of a replica."""
+        return self._live.knows(replica)
+
     def may_act(self, replica: str, now: float) -> bool:
         """Whether a replica has to be reckoned with, or others may take over from it."""
         return self._live.may_act(replica, now)
