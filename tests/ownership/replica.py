@@ -293,14 +293,14 @@ class Replica(Process):
         opened = hosted.fetching
         if opened is None or self.hosted.get(key) is not hosted:
             return
+        if hosted.owner.state is not State.OPEN or not hosted.owner.stands(self.cluster.net.now):
+            self.cluster.net.after(0.5, self.hear, self._fetch, key, hosted)  # its set is changed, or it has slept
+            return
         ledger: list[int] = []
         after = 0
         if opened.images:
             document = self.cluster.document(self.node, opened.source, key, opened.images[-1])
             if document is None:
-                self.cluster.net.after(0.5, self.hear, self._fetch, key, hosted)
-                return
-            if not hosted.owner.stands(self.cluster.net.now):  # it may have slept since
                 self.cluster.net.after(0.5, self.hear, self._fetch, key, hosted)
                 return
             ledger, after = list(struct.unpack(f"<{len(document) // 4}I", document)), opened.images[-1].order.sequence
@@ -339,7 +339,7 @@ class Replica(Process):
         self.cluster.truth.opened(key, opened.epoch, ledger)
         if hosted.making is not None:
             self._append(hosted, hosted.making.moved, len(ledger), ())
-        elif hosted.owner.state is State.OPEN:
+        else:
             self.cluster.truth.publish(key, 0, ledger)
         if hosted.turn is not None:
             self._round(key, hosted)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK, SILENT_SECONDS
 from deployment.ownership.log import Deleted, Round
 from deployment.ownership.log_format import decode
@@ -109,6 +113,24 @@ def test_copies_with_unequal_ends_become_equal_before_anything_is_appended():
     ends = {store.index()[0].history.end for store in hand.stores.values()}
     assert ends == {next_owner.committed}
     assert hand.append(next_owner, a_round(5, 12)) == 4
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_session_is_read_from_a_copy_that_stays_where_the_other_one_is_left_out_of_the_set(which: int):
+    """Which forgets its images when it hears so."""
+    hand = Hand("a", "b")
+    owner, other = hand.owner("r1"), hand.owner("r2")
+    hand.take(owner, "a")
+    hand.append(owner, began(), a_round(3, 10))
+    hand.carry(owner, owner.publish(2, (4,), b"image", 3, UNIX, hand.now))
+    hand.directory.replica_exited("r1")
+    grant = hand.claim(other, "b")
+    assert isinstance(grant, Grant) and len(grant.previous) == 2
+    stays = grant.previous[which]
+    hand.told.clear()
+    hand.carry(other, other.granted(replace(grant, members=(stays,)), hand.now))
+    (opened,) = (told for told in hand.told if isinstance(told, Opened))
+    assert opened.images and opened.source == stays
 
 
 def test_directory_that_restarts_in_mid_migration_lets_the_destination_finish():
