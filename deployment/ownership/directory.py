@@ -97,8 +97,9 @@ class Directory:
     def _act_upon(self, grant: Grant, now: float) -> None:
         """A replica acts upon a grant, and has not come to an end with it."""
         session = self._sessions.setdefault(grant.key, KnownSession())
-        if session.pending == grant or (session.barren and session.granted.get(grant.tenure) == grant.epoch):
-            session.barren = False  # it has not heard that its copies are lost
+        unheard = session.barren and session.granted.get(grant.tenure, NEVER) >= grant.epoch
+        if session.pending == grant or unheard:
+            session.barren = False  # it has not heard that its copies are lost, nor perhaps that it was granted them
         elif grant.epoch > session.epoch:
             session.pending, session.sent, session.alone = grant, now, grant.alone
             if grant.named is not None and (session.named is None or grant.named.epoch > session.named.epoch):

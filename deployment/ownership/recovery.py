@@ -28,8 +28,8 @@ def judge(grant: Grant, answers: Mapping[Member, Ends]) -> Ends | Later | Barren
     """The copy that says what the session is, out of the answers of all stores that the grant names.
 
     Only members of the last set count: whoever was left out of it may lack what was published since. Of those, the one
-    whose last record has the highest order: what only it holds was never published, and does no harm. Of equal ones, one
-    that stays: who is left out of the new set forgets its images, which the owner has yet to read.
+    whose last record has the highest order: what only it holds was never published, and does no harm. Of equal ones it
+    is one that stays: who is left out of the new set forgets its images, which the owner still has to read.
     """
     named = max(
         (ends.named for ends in answers.values() if ends.named is not None),

@@ -9,7 +9,7 @@ import pytest
 
 from deployment.ownership.log import OLDER
 from deployment.ownership.log_format import decode
-from deployment.ownership.messages import Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
+from deployment.ownership.messages import CopiesLost, Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.standing import UNBELIEVED_SECONDS
 from state.errors import StateError
@@ -260,3 +260,21 @@ def test_owner_whose_offer_was_taken_up_while_it_was_granted_another_set_hears_t
         hand.renew(owner)
     hand.tick(owner, 4.0)
     assert owner.state is State.BARREN
+
+
+def test_owner_that_was_granted_newer_copies_without_hearing_of_them_hears_too_that_these_are_lost():
+    hand, _, told = bereft(10)
+    again = hand.owner("r1", first=OLDER)
+    grant = hand.claim(again, "a", holds=told.holds)
+    assert isinstance(grant, Grant)
+    hand.away = {"a", "b"}
+    hand.carry(again, again.granted(grant, hand.now))
+    hand.away.clear()
+    hand.lose_arenas("b")
+    ((_, newer),) = hand.directory.reconcile(hand.now)
+    assert isinstance(newer, Grant) and newer.epoch > grant.epoch
+    hand.lose_arenas("a")
+    assert [type(word) for _, word in hand.directory.reconcile(hand.now)] == [CopiesLost]
+    hand.renew(again)
+    hand.tick(again, 2.0)
+    assert again.state is State.BARREN, "it had heard neither"
