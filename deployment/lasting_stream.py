@@ -38,12 +38,13 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `draws`: the turn's seed; `sent_to`: who should be asked next, by the word of the one that was asked
-    before; `lost`: since when nobody tells anything of it."""
+    are over; `turn`: whose events they are, which may have begun before who reads them asked; `draws`: its seed;
+    `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`: since when nobody tells
+    anything of it."""
 
     after: str | None = None
+    turn: str | None = None
     draws: int | None = None
-    began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     lost: float | None = None
@@ -61,9 +62,9 @@ class _Reader:
         self.lost = None
         if isinstance(told.event, Opened):
             self.draws = told.event.seed
-            if self.began:
+            if self.turn is not None:
                 return False
-            self.began = True
+            self.turn = told.event.turn
         elif isinstance(told.event, Delta):
             rounds = self.rounds.setdefault(told.event.choice, [])
             if told.event.position <= _published(rounds):
@@ -98,8 +99,8 @@ class LastingStream:
         turn, reader = with_session(turn), _Reader()
         while True:
             try:
-                if turn.key is not None and reader.began:
-                    events = self.followed(turn.key, turn.turn, reader.seen, None, reader)
+                if turn.key is not None and reader.turn is not None:
+                    events = self.followed(turn.key, reader.turn, reader.seen, None, reader)
                 elif turn.key is not None:
                     events = self._begun(turn, turn.key, reader)
                 else:
@@ -153,7 +154,7 @@ class LastingStream:
 
     async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
-        rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
+        rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.turn else ()
         route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
         turn = replace(turn, resumed=rounds, draws=reader.draws)
         async with aclosing(self._told(route, reader, "take_turn", turn)) as events:

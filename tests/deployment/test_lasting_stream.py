@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,15 @@ def test_a_session_turn_is_followed_where_it_goes_on_after_the_last_event(end: A
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, delta(5, 1).event, closed().event]
     method, _, (key, turn, after) = fake.calls[1]
     assert (method, key, turn) == ("follow_turn", KEY, TURN) and str(after) == delta(5, 0).id
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_who_asked_again_for_a_turn_that_runs_follows_that_turn(key: SessionKey | None):
+    fake = Fake([opened(), delta(5, 0), MOVED], [opened("r2"), delta(5, 1), closed()])
+    again = replace(asked(key, idempotency_key="k"), turn="b" * 32)
+    assert taken(fake, again)[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
+    method, _, (_, turn, _) = fake.calls[1]
+    assert (method, turn) == ("follow_turn", TURN)
 
 
 def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
