@@ -133,7 +133,7 @@ class LastingStream:
                     raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
                 route = reader.route(str(key), placement.owner, placement)
             try:
-                async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
+                async with aclosing(self._told(route, key, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
                         yield told
                 return
@@ -148,7 +148,7 @@ class LastingStream:
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
         route = reader.route(str(key), placement.owner if placement else None, placement)
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+        async with aclosing(self._told(route, key, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
 
@@ -157,13 +157,13 @@ class LastingStream:
         rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.turn else ()
         route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
         turn = replace(turn, resumed=rounds, draws=reader.draws)
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+        async with aclosing(self._told(route, None, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
 
-    async def _told(self, route: Route, reader: _Reader, method: str, *args: object) -> Events:
-        """What the replica that is asked tells, or the one that it names. `_Lost` where there is more to come, but not
-        from there."""
+    async def _told(self, route: Route, key: SessionKey | None, reader: _Reader, method: str, *args: object) -> Events:
+        """What the replica that is asked tells, or the one that it names. `key`: the session of the turn. `_Lost` where
+        there is more to come, but not from there."""
         where: Elsewhere | None = None
         teller = route.replica  # not who told it before: that one may be gone, and another at work in silence
         told = self._replicas.watch.over(self._replicas.told(method, route, *args), lambda: teller)
@@ -190,12 +190,11 @@ class LastingStream:
             reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
             raise _Lost from None
         if where is not None:
-            async with aclosing(self._kept(where, route, reader)) as events:
+            async with aclosing(self._kept(where, route, key, reader)) as events:
                 async for told in events:
                     yield told
 
-    async def _kept(self, where: Elsewhere, route: Route, reader: _Reader) -> Events:
-        key = route.placement.key if route.placement is not None else None
+    async def _kept(self, where: Elsewhere, route: Route, key: SessionKey | None, reader: _Reader) -> Events:
         named = Route(route.affinity, where.replica)
         told = self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
         try:

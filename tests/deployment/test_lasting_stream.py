@@ -245,6 +245,13 @@ def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_there():
     assert isinstance(last, Refused) and last.status == 410
 
 
+def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_after_being_sent_on_too():
+    fake = Fake([NotHere("r1", "r2")], [Elsewhere("r9", TURN)], [opened("r9"), delta(5, 0), closed()])
+    assert followed(fake)[1:] == [delta(5, 0).event, closed().event]
+    method, route, args = fake.calls[2]
+    assert (method, route.replica, *args) == ("follow_kept_turn", "r9", KEY, TURN, None)
+
+
 def test_the_events_of_a_turn_that_ran_elsewhere_end_once_the_lease_of_who_tells_them_is_over(impatient: None):
     fake = Fake([Elsewhere("r9", "b" * 32)], [opened("r9"), 9.0])
     fake.leases_over.add("r9")
