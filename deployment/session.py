@@ -31,7 +31,7 @@ class Session:
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
     newest copy has; `copied`: that one's bytes. `alone`: its client wants it in one store, and nowhere else.
-    `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the owner; `arrived`: when
+    `buried`: all copies have its tombstone. `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the owner; `arrived`: when
     that was, on a monotonic clock, unless it is a new one.
     """
 
@@ -53,6 +53,7 @@ class Session:
     copied: int = 0
     alone: bool = False
     moving: bool = False
+    buried: bool = False
     came: Hit = "device"
     arrived: float = float("-inf")
 
