@@ -25,7 +25,7 @@ from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.replica_watch import ReplicaLost
 from deployment.session_api import located
-from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Received, Route, Told, TurnRequest
 
 GIVE_UP_SECONDS = 60.0
 """How long a turn is looked for that no replica tells anything of."""
@@ -166,11 +166,14 @@ class LastingStream:
         there is more to come, but not from there."""
         where: Elsewhere | None = None
         teller = route.replica  # not who told it before: that one may be gone, and another at work in silence
+        route = replace(route, receipt=teller is None)
         told = self._replicas.watch.over(self._replicas.told(method, route, *args), lambda: teller)
         try:
             async with aclosing(told) as answers:
                 async for answer in answers:
-                    if isinstance(answer, Elsewhere):
+                    if isinstance(answer, Received):
+                        teller = answer.replica
+                    elif isinstance(answer, Elsewhere):
                         where = answer
                     elif isinstance(answer, NotHere):
                         reader.sent_to = answer
@@ -187,7 +190,7 @@ class LastingStream:
             await self._replicas.lost(teller)
             raise _Lost from None
         except ReplicaLost as lost:
-            reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
+            reader.sent_to = await self._replicas.instead(lost.replica, route.affinity)
             raise _Lost from None
         if where is not None:
             async with aclosing(self._kept(where, route, key, reader)) as events:
