@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from deployment.ownership.registry import Registry
 
-PROTOCOL = 5
+PROTOCOL = 6
 NAMESPACE = "dflash-serve"
 END_SECONDS = 5.0
 
@@ -52,6 +52,11 @@ def remove(app: str) -> int:
 def remove_other_versions(app: str) -> int:
     """Ends those of every protocol version but this one. What their stores held is what the durable tier has of it."""
     return _end([name for name in _actors(app) if not name.startswith(_prefix(app))])
+
+
+def has_other_directories(app: str) -> bool:
+    """Whether replicas of another protocol version may be there."""
+    return any(name.endswith("/directory") and name != directory_name(app) for name in _actors(app))
 
 
 def _actors(app: str) -> list[str]:
@@ -93,6 +98,9 @@ class GcsValues:
 
     def names(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+    def value(self, name: str) -> bytes | None:
+        return internal_kv._internal_kv_get(name)
 
     def remove(self, name: str) -> None:
         internal_kv._internal_kv_del(name)

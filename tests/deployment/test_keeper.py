@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
 from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, EngineError
 from deployment.engine.messages import Command, Export
+from deployment.ownership import known_stores
 from deployment.session_log import began_record, round_record
 from deployment.wire import Moved, TurnRequest
 from state.errors import StateError
@@ -141,12 +143,18 @@ def test_an_image_that_cannot_be_read_is_an_error_now_and_never_an_older_past(mo
     run(steps)
 
 
+@pytest.fixture
+def soon_believed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_stores, "UNBELIEVED_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_session_whose_copies_are_all_gone_is_no_new_one_unless_a_full_history_makes_it_so():
     async def steps(world: World) -> None:
         await turn(world, "a", 1, 2, 3)
         world.kill("a")
         for node in "xy":
-            world.directory.node_died(node)
+            world.directory.node_died(node, time.monotonic())
         world.stores.clear()
         status, code, _ = await refused(get(world, "b"))
         assert (status, code) == (503, "session_unavailable")
@@ -234,6 +242,7 @@ def test_a_session_at_rest_whose_copies_are_all_lost_at_once_gets_new_ones_of_wh
     run(steps)
 
 
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_turn_that_runs_while_all_copies_are_lost_ends_and_its_session_is_refused_by_name():
     async def steps(world: World) -> None:
         session = await turn(world, "a", 1, 2, 3)
@@ -255,6 +264,7 @@ def test_a_turn_that_runs_while_all_copies_are_lost_ends_and_its_session_is_refu
     run(steps)
 
 
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_session_of_which_nothing_is_left_can_be_deleted():
     async def steps(world: World) -> None:
         await turn(world, "a", 1, 2, 3)

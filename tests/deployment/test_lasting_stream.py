@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,15 @@ def test_a_session_turn_is_followed_where_it_goes_on_after_the_last_event(end: A
     assert (method, key, turn) == ("follow_turn", KEY, TURN) and str(after) == delta(5, 0).id
 
 
+@pytest.mark.parametrize("key", [KEY, None])
+def test_who_asked_again_for_a_turn_that_runs_follows_that_turn(key: SessionKey | None):
+    fake = Fake([opened(), delta(5, 0), MOVED], [opened("r2"), delta(5, 1), closed()])
+    again = replace(asked(key, idempotency_key="k"), turn="b" * 32)
+    assert taken(fake, again)[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
+    method, _, (_, turn, _) = fake.calls[1]
+    assert (method, turn) == ("follow_turn", TURN)
+
+
 def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
     fake = Fake([opened(), LOST], [LOST], [opened("r2"), delta(5, 0), closed()])
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event]
@@ -263,6 +273,13 @@ def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_there():
     assert (method, route.replica, turn) == ("follow_kept_turn", "r9", "b" * 32)
     last = taken(Fake([Elsewhere("r9", "b" * 32)], [LOST]), asked())[-1]
     assert isinstance(last, Refused) and last.status == 410
+
+
+def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_after_being_sent_on_too():
+    fake = Fake([NotHere("r1", "r2")], [Elsewhere("r9", TURN)], [opened("r9"), delta(5, 0), closed()])
+    assert followed(fake)[1:] == [delta(5, 0).event, closed().event]
+    method, route, args = fake.calls[2]
+    assert (method, route.replica, *args) == ("follow_kept_turn", "r9", KEY, TURN, None)
 
 
 def test_the_events_of_a_turn_that_ran_elsewhere_end_once_the_lease_of_who_tells_them_is_over(impatient: None):
