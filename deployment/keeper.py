@@ -175,6 +175,7 @@ class SessionKeeper:
             if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
+            await self._end_durable(opened)
             return await self._load(opened)
 
     async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
@@ -324,6 +325,7 @@ class SessionKeeper:
         if exists(opened):
             self._owned.forget(key)
             raise session_exists(key.session)
+        await self._end_durable(opened)
         return await self._as_nothing(opened)
 
     async def _as_nothing(self, opened: Opened) -> Opened:
@@ -333,17 +335,25 @@ class SessionKeeper:
         return opened
 
     async def _take_back(self, opened: Opened) -> None:
-        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. Who deleted
-        it may have been cut off before the durable tier had its end. RequestError (503)."""
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. RequestError
+        (503)."""
+        await self._end_durable(opened)
         try:
-            deleted = deleted_under(opened.records)
-            # Not for one that was in a single store: a tombstone would say there that it was.
-            if deleted is not None and await self._durable.has(opened.key):
-                await self._delete_durable(opened.key, deleted)
             await self._as_nothing(opened)
             await self._bury(opened.key, time.time())
         finally:
             self._owned.forget(opened.key)
+
+    async def _end_durable(self, opened: Opened) -> None:
+        """Who deleted a session may have been cut off before the durable tier had its end. RequestError (503)."""
+        deleted = deleted_under(opened.records)
+        try:
+            # Not for one that was in a single store: a tombstone would say there that it was.
+            if deleted is not None and await self._durable.has(opened.key):
+                await self._delete_durable(opened.key, deleted)
+        except RequestError:
+            self._owned.forget(opened.key)
+            raise
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
@@ -481,6 +491,17 @@ class SessionKeeper:
                         await self._delete_durable(session.key, epoch)
             finally:
                 session.moving = False
+
+    async def delete_again(self, key: SessionKey) -> None:
+        """Of one that is not there: a replica that was lost has deleted it, but perhaps not in the durable tier.
+        RequestError (503)."""
+        async with self._getting.of(key):
+            with contextlib.suppress(OwnedElsewhere, NoCopyLeft):
+                opened = await self._taken(key, anew=False)
+                if exists(opened):
+                    self._owned.forget(key)  # it was made anew since
+                else:
+                    await self._take_back(opened)
 
     async def _delete_durable(self, key: SessionKey, epoch: Epoch) -> None:
         try:

@@ -7,11 +7,13 @@ import time
 
 import numpy as np
 
+from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.keeper import SessionKeeper
 from deployment.ownership.words import SessionKey
+from deployment.session import Session
 from deployment.state_limit import StateLimit
 from deployment.turn_table import TurnTable
 from deployment.wire import Adopted, ExportedSession, Movement, Route
@@ -43,16 +45,22 @@ class SessionDesk:
     async def fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
         await self._state_limit.check(child_key.tenant)
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        child = await self._forking.fork(session, child_key, at)
+        made = await self._made_before(child_key, self._forking.past(session, at).ledger) if route.again else None
+        child = made or await self._forking.fork(session, child_key, at)
         return Adopted(self._id, child.epoch, "device", child.frontier)
 
-    async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint:
+    async def checkpoint(self, route: Route, key: SessionKey, name: str) -> ForkPoint:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        return await self._forking.checkpoint(session, name)
+        made = self._forking.made_before(session, name) if route.again else None
+        return made or await self._forking.checkpoint(session, name)
 
     async def delete_checkpoint(self, route: Route, key: SessionKey, name: str) -> bool:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        await self._forking.delete_checkpoint(session, name)
+        try:
+            await self._forking.delete_checkpoint(session, name)
+        except RequestError as error:
+            if not (route.again and error.refused.code == "checkpoint_not_found"):
+                raise
         return True
 
     async def export(self, route: Route, key: SessionKey) -> ExportedSession:
@@ -70,8 +78,13 @@ class SessionDesk:
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
-        # `anew`: one of which no copy is left can be deleted too.
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+        try:
+            # `anew`: one of which no copy is left can be deleted too.
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+        except RequestError as error:
+            if route.again and error.refused.status == 404:
+                await self._keeper.delete_again(key)
+            raise
         await self._keeper.delete(session, time.time())
         self._turns.forget(key)
         return True
@@ -84,3 +97,15 @@ class SessionDesk:
         running.cancel()
         await running.ended()
         return running.request.note
+
+    async def _made_before(self, key: SessionKey, ledger: tuple[int, ...]) -> Session | None:
+        """What a replica that was asked before, and was lost, has made: all that is asked for, and no more."""
+        try:
+            made, _ = await self._keeper.acquire(key, await self._keeper.located(key), must_exist=True)
+        except OwnedElsewhere:
+            return None
+        except RequestError as error:
+            if error.refused.status == 404:
+                return None
+            raise
+        return made if made.ledger == ledger and made.free else None

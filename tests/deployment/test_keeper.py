@@ -17,6 +17,7 @@ from deployment.durable_copies import _State
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
+from deployment.keeper import SessionKeeper
 from deployment.keyed_turns import KEYED
 from deployment.ownership import known_stores
 from deployment.ownership.log import HeadMoved
@@ -28,6 +29,7 @@ from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import turn_record
 from deployment.turns import Prompt
 from deployment.wire import Moved, TurnRequest
+from state.durable import DurableTier
 from state.errors import StateError, StoreError
 from state.fingerprint import Mismatch
 from state.session_record import SessionRecord
@@ -494,25 +496,61 @@ def test_a_session_that_could_not_be_ended_is_not_taken_for_a_deleted_one(monkey
     run(steps)
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_durable_tier_too(durable: bool):
-    tier, values = open_tier(MemoryStore(), Clock()), FakeValues()
+async def cut_off_deleting(world: World, tier: DurableTier, durable: bool) -> Placed:
+    """The only durable publication is still there, and its session's log ends with a tombstone. Where it was."""
+    session = await turn(world, "a", 1, 2, 3)
+    values = FakeValues()
+    for replica in world.replicas.values():
+        replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
+    if durable:
+        publish(tier, "one", key=KEY, epoch=session.epoch)
+    a = world.replicas["a"]
+    placed = await a.link.locate(KEY)
+    assert isinstance(placed, Placed)
+    cut_off = asyncio.Event()
+    a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
+    deleting = asyncio.create_task(a.keeper.delete(session, 1.0))
+    await cut_off.wait()
+    deleting.cancel()
+    world.kill("a")
+    return placed
+
+
+@pytest.mark.parametrize("how", ["turn", "made", "deleted again"])
+def test_who_uses_the_name_of_one_that_was_deleted_and_cut_off_ends_it_in_the_durable_tier_first(how: str):
+    tier = open_tier(MemoryStore(), Clock())
 
     async def steps(world: World) -> None:
-        session = await turn(world, "a", 1, 2, 3)
-        for replica in world.replicas.values():
-            replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
-        if durable:
-            publish(tier, "one", key=KEY, epoch=session.epoch)
-        a, b = world.replicas["a"], world.replicas["b"]
-        placed = await a.link.locate(KEY)
-        assert isinstance(placed, Placed)
-        cut_off = asyncio.Event()
-        a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
-        deleting = asyncio.create_task(a.keeper.delete(session, 1.0))
-        await cut_off.wait()
-        deleting.cancel()
-        world.kill("a")
+        await cut_off_deleting(world, tier, durable=True)
+        b = world.replicas["b"].keeper
+        assert await b.located(KEY) is None and tier.latest(KEY) is not None
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(tier, "delete", _full)
+            status, code, _ = await refused(_used(b, how))
+        assert (status, code) == (503, "session_unavailable")
+        await _used(b, how)
+        assert tier.latest(KEY) is None and tier.tombstone(KEY) is not None
+        assert (b.held(KEY) is None) == (how == "deleted again")
+
+    run(steps)
+
+
+async def _used(keeper: SessionKeeper, how: str) -> None:
+    if how == "turn":
+        await keeper.acquire(KEY, None, must_exist=False)
+    elif how == "made":
+        await keeper.create_empty(KEY)
+    else:
+        await keeper.delete_again(KEY)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_durable_tier_too(durable: bool):
+    tier = open_tier(MemoryStore(), Clock())
+
+    async def steps(world: World) -> None:
+        placed = await cut_off_deleting(world, tier, durable)
+        b = world.replicas["b"]
         if durable:
             with pytest.MonkeyPatch.context() as full:
                 full.setattr(tier, "delete", _full)
