@@ -21,6 +21,8 @@ from state.stored import Reservation, StoredDocument
 
 _STORE = ""
 """Who writes what the store writes itself."""
+_REMAINS_SHARE = 16
+"""What is left of deleted sessions may take one part in so many before it is too much."""
 
 
 def open_arena(application: str, node: str, size: int, directory: Path = SHARED_MEMORY) -> Arena:
@@ -75,8 +77,15 @@ class Arena:
         return self._extents.largest
 
     def used_by(self, tenant: str) -> int:
-        """Bytes of a tenant's records and documents, and of what is being written for it."""
-        return sum(extent.span for extent in self._extents.live.values() if extent.label.key.tenant == tenant)
+        """Bytes of a tenant's records and documents, and of what is being written for it: of what it could delete, so
+        not of what is left of deleted sessions."""
+        labels = ((extent.label, extent.span) for extent in self._extents.live.values())
+        return sum(span for label, span in labels if label.key.tenant == tenant and label.kind is not Kind.REMAINS)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether what is left of deleted sessions takes too much."""
+        return self._extents.taken[Kind.REMAINS] > self.size // _REMAINS_SHARE
 
     def close(self) -> None:
         self._mapping.close()
@@ -91,11 +100,12 @@ class Arena:
         """Whole records in order; () for an unknown key."""
         return self._logs[key].records() if key in self._logs else ()
 
-    def append(self, key: SessionKey, records: Sequence[bytes]) -> None:
-        """All of them or, after an error or a crash, none."""
+    def append(self, key: SessionKey, records: Sequence[bytes], *, remains: bool = False) -> None:
+        """All of them or, after an error or a crash, none. `remains`: they are all that is to be left of a session that
+        was deleted, and take no more room than they need."""
         if records:
             log = self._logs.get(key) or SessionLog(self._mapping, self._extents, key)
-            log.append(records)
+            log.append(records, remains=remains)
             self._logs[key] = log
 
     def trim(self, key: SessionKey, first: int) -> None:
@@ -198,7 +208,7 @@ class Arena:
             elif extent.state is State.WRITING:
                 self._unready[extent.generation] = extent
                 self._inherited[label.writer].add(extent.generation)
-            elif label.kind is Kind.LOG:
+            elif label.kind is not Kind.DOCUMENT:
                 chunks[label.key].append(extent)
             else:
                 self._documents.setdefault(label.key, {})[extent.place] = extent

@@ -5,7 +5,8 @@
 
 Chunks follow each other by generation. All records of one append lie in one chunk, and count once that chunk's end says
 so, or, where it was made for them, once it is ready: so an append is there whole or not at all. What is trimmed goes
-chunk by chunk from the beginning: a crash in between leaves some more of it than was asked, never a gap.
+chunk by chunk from the beginning: a crash in between leaves some more of it than was asked, never a gap. What is left
+of a deleted session lies in a chunk of its own, which is no larger than that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _FIRST_BYTES = 2048
 _LARGEST_BYTES = 1 << 16
-"""A chunk is twice as large as the one before it, up to this; one for a larger append is as large as that needs."""
+"""A chunk is twice as large as the one before it, from the first to the largest; one for a larger append is as large
+as that needs."""
 _ANY_ORDER = Order(Epoch(0, 0), 0)
 """A chunk's records have orders of their own."""
 
@@ -75,14 +77,14 @@ class SessionLog:
                 at += _framed_bytes(length)
         return tuple(found)
 
-    def append(self, records: Sequence[bytes]) -> None:
-        """All or nothing. Raises `CapacityError`."""
+    def append(self, records: Sequence[bytes], *, remains: bool = False) -> None:
+        """All or nothing. Raises `CapacityError`. `remains`: see `Arena.append`."""
         if not records:
             return
         data = b"".join(map(_framed, records))
         last = self._chunks[-1] if self._chunks else None
-        if last is None or last.end + len(data) > last.extent.payload + last.extent.label.size:
-            self._chunks.append(self._new_chunk(data, len(records), last))
+        if remains or last is None or last.end + len(data) > last.extent.payload + last.extent.label.size:
+            self._chunks.append(self._new_chunk(data, len(records), last, remains))
             return
         self._mapping.write(last.end, data)
         last.end += len(data)
@@ -106,21 +108,22 @@ class SessionLog:
 
     # ------------------------------------------------------------------------------------------------ chunks
 
-    def _new_chunk(self, data: bytes, count: int, last: _Chunk | None) -> _Chunk:
+    def _new_chunk(self, data: bytes, count: int, last: _Chunk | None, remains: bool) -> _Chunk:
         needed = _RECORDS + len(data)
-        usual = _FIRST_BYTES if last is None else min(2 * last.extent.label.size, _LARGEST_BYTES)
+        usual = max(_FIRST_BYTES, min(2 * last.extent.label.size, _LARGEST_BYTES)) if last else _FIRST_BYTES
+        kind = Kind.REMAINS if remains else Kind.LOG
         try:
-            extent = self._reserve(max(needed, usual))
+            extent = self._reserve(kind, needed if remains else max(needed, usual))
         except CapacityError:
-            extent = self._reserve(needed)
+            extent = self._reserve(kind, needed)
         start = extent.payload + _RECORDS
         self._mapping.write(start, data)
         self._mapping.set_word(extent.payload + _START, _RECORDS)
         self._mapping.set_word(extent.payload + _END, needed)
         return _Chunk(self._extents.make_ready(extent), start, start + len(data), count)
 
-    def _reserve(self, size: int) -> Extent:
-        return self._extents.reserve(Label(Kind.LOG, self._key, _ANY_ORDER, (), size))
+    def _reserve(self, kind: Kind, size: int) -> Extent:
+        return self._extents.reserve(Label(kind, self._key, _ANY_ORDER, (), size))
 
     def _read_chunk(self, extent: Extent) -> tuple[_Chunk, bool]:
         """A chunk up to its first record that is not whole, and whether all of them are."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -43,8 +44,11 @@ _TEXT_BYTES = 1024
 
 
 class Kind(IntEnum):
+    """`REMAINS`: of a log, what is left of a session that was deleted."""
+
     LOG = 1
     DOCUMENT = 2
+    REMAINS = 3
 
 
 class State(IntEnum):
@@ -78,7 +82,8 @@ class Extent:
 
 
 class Extents:
-    """The extents of an arena, and what is free between them. `live`: those that are not free, by place."""
+    """The extents of an arena, and what is free between them. `live`: those that are not free, by place; `taken`: how
+    many bytes they take, by kind."""
 
     def __init__(self, mapping: Mapping) -> None:
         """Reads them. Raises `ArenaError` for a file that holds anything but extents."""
@@ -86,6 +91,7 @@ class Extents:
         self._end = mapping.header.size
         self._free = FreeSpans()
         self.live: dict[int, Extent] = {}
+        self.taken: Counter[Kind] = Counter()
         if mapping.word(HEADER_BYTES) == mapping.word(GENERATION_WORD) == 0:  # nothing was ever written here
             self._set_free(Span(HEADER_BYTES, self._end - HEADER_BYTES))
         self._walk()
@@ -105,7 +111,7 @@ class Extents:
         return self._free.largest
 
     def reserve(self, label: Label) -> Extent:
-        """An extent that is being written: logs from the bottom, documents from the top. `CapacityError`."""
+        """An extent that is being written: documents from the top, all else from the bottom. `CapacityError`."""
         encoded = _encoded(label)
         size = _rounded(_LABEL + len(encoded)) + _rounded(label.size)
         hole = self._free.take(size, from_top=label.kind is Kind.DOCUMENT)
@@ -125,7 +131,7 @@ class Extents:
                 self._set_span(Span(place, size))
                 self._free.give(Span(place + size, hole.size - size))
             extent = self._write_header(place, size, generation, label, encoded)
-        self.live[place] = extent
+        self._is_live(extent)
         return extent
 
     def make_ready(self, extent: Extent) -> Extent:
@@ -138,8 +144,13 @@ class Extents:
     def release(self, extent: Extent) -> None:
         self._check_live(extent)
         del self.live[extent.place]
+        self.taken[extent.label.kind] -= extent.span
         self._set_state(extent.place, State.FREE)
         self._set_span(self._free.give(Span(extent.place, extent.span)))
+
+    def _is_live(self, extent: Extent) -> None:
+        self.live[extent.place] = extent
+        self.taken[extent.label.kind] += extent.span
 
     def _check_live(self, extent: Extent) -> None:
         found = self.live.get(extent.place)
@@ -159,7 +170,7 @@ class Extents:
                 if joined.place < place:
                     merged.add(joined.place)
             else:
-                self.live[place] = extent
+                self._is_live(extent)
             place += span
         for span in self._free:
             if span.place in merged:

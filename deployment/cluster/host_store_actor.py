@@ -29,7 +29,7 @@ PART_BYTES = 16 << 20
 """Images travel between nodes in parts, so that one does not hold up everything else that a store is asked."""
 
 PART_SECONDS = 10.0
-FORGET_SECONDS = 3600.0
+FORGET_SECONDS = 60.0
 
 log = logging.getLogger("ray.serve")
 

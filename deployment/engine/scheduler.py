@@ -8,7 +8,9 @@
                 first; of younger lanes of its own tenant; of the youngest lanes of a tenant that has two lanes more.
                 Each of these takes lanes from a later turn or makes tenants more equal: two turns never swap for ever
     limits      `overloaded` and `queue_timeout` are for turns that have not begun; a preempted turn always comes back,
-                and so does one that is resumed: its client has read a part of it already
+                and so does one that is resumed: its client has read a part of it already. A turn that came after the
+                last step does not wait yet, as long as there is a free lane for it: two that come at once to an idle
+                engine are no queue
 
 Background turns wait for as long as interactive ones want the room: that is what the class is for.
 """
@@ -82,6 +84,7 @@ class Scheduler:
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
         self._arrivals = 0
+        self._offered = 0
         self._admissions = 0
         self._served: dict[str, int] = {}
 
@@ -111,11 +114,18 @@ class Scheduler:
         self._waiting.append(Ticket(submit, self._arrivals, now, deadline, begun))
 
     def _check_limits(self, submit: Submit) -> None:
-        waiting = [ticket for ticket in self._waiting if not ticket.begun]
+        waiting = self._queue()
         limit = self._options.queue_turns
         if len(waiting) >= limit:
             raise EngineError(errors.OVERLOADED, f"{len(waiting)} turns wait already, which is the limit (queue_turns)")
         self._check_tenant(submit, [ticket for ticket in waiting if ticket.tenant == submit.tenant])
+
+    def _queue(self) -> list[Ticket]:
+        """The turns that have not begun, but for those that get a lane as soon as lanes are given away again."""
+        waiting = [ticket for ticket in self._waiting if not ticket.begun]
+        free = self._options.lanes - len(self._running) - (len(self._waiting) - len(waiting))
+        coming = [ticket for ticket in waiting if ticket.arrival > self._offered][: max(free, 0)]
+        return [ticket for ticket in waiting if ticket not in coming]
 
     def _check_tenant(self, submit: Submit, waiting: list[Ticket]) -> None:
         limit = self._options.tenant_queued_tokens
@@ -153,6 +163,7 @@ class Scheduler:
 
         `take` is all or nothing: it says what the new lane holds, or what is missing, or None where the turn ended.
         """
+        self._offered = self._arrivals
         passed: list[Ticket] = []
         while self._waiting and len(self._running) < self._options.lanes and len(passed) < LOOK_AHEAD:
             ticket = self._first(ticket for ticket in self._waiting if ticket not in passed)

@@ -84,7 +84,8 @@ there, it cannot be continued."""
 
 @dataclass(frozen=True)
 class Deleted:
-    """The session is no more: its tombstone, kept longer than any copy. `at`: seconds since 1970."""
+    """The session is no more: its tombstone, kept longer than any copy. `at`: seconds since 1970; 0 of one that nobody
+    asked to delete, and that was never durable."""
 
     order: Order
     at: float

@@ -77,8 +77,13 @@ class LogCopy:
         return bool(self._entries) and self._entries[-1].head.kind is Deleted
 
     @property
+    def tail(self) -> bytes:
+        """The last numbered record."""
+        return self._entries[-1].data
+
+    @property
     def tombstone(self) -> Deleted | None:
-        record = decode(self._entries[-1].data) if self.deleted else None
+        record = decode(self.tail) if self.deleted else None
         return record if isinstance(record, Deleted) else None
 
     @property

@@ -20,6 +20,11 @@ class Storage(Protocol):
         """32 hex digits. Fresh storage has a fresh one, one that was found again keeps its own."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether what is left of deleted sessions takes too much of the room."""
+        ...
+
     def keys(self) -> tuple[SessionKey, ...]:
         """Sessions of which there are records or documents."""
         ...
@@ -28,8 +33,10 @@ class Storage(Protocol):
         """Whole records in the order in which they were appended; a torn last one is not among them."""
         ...
 
-    def append(self, key: SessionKey, records: Sequence[bytes]) -> None:
-        """All of them or, if the process dies in between, none. Raises `CapacityError`; then nothing was written."""
+    def append(self, key: SessionKey, records: Sequence[bytes], *, remains: bool = False) -> None:
+        """All of them or, if the process dies in between, none. Raises `CapacityError`; then nothing was written.
+        `remains`: they are all that is to be left of a session that was deleted, and take no more room than they need.
+        """
         ...
 
     def trim(self, key: SessionKey, first: int) -> None:

@@ -6,6 +6,7 @@ again is the one that it was: a seal is a record like any other.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from deployment.ownership.log import Sealed, SetNamed
@@ -32,11 +33,9 @@ from deployment.ownership.messages import (
     Trim,
 )
 from deployment.ownership.storage import Storage, StoredDocument
+from deployment.ownership.tombstones import Tombstones
 from deployment.ownership.words import NOTHING, Epoch, Member, Named, Order, SessionKey
 from state.errors import CapacityError, StateError
-
-TOMBSTONE_SECONDS = 7 * 24 * 3600.0
-"""Longer than any copy of a deleted session is kept anywhere."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Store:
     def __init__(self, node: str, storage: Storage) -> None:
         self._storage = storage
         self.member = Member(node, storage.incarnation)
+        self._tombstones = Tombstones()
         self._copies = {key: LogCopy.of(storage.records(key)) for key in sorted(storage.keys())}
         for key in self._copies:
             self._tidy(key)
@@ -182,20 +182,18 @@ class Store:
         return self._receipt(key, message.epoch)
 
     def forget_tombstones(self, at: float) -> None:
-        """Lets go of sessions that were deleted longer ago than any copy of them is kept. `at`: seconds since 1970."""
-        for key, copy in list(self._copies.items()):
-            stone = copy.tombstone
-            if stone is not None and stone.at + TOMBSTONE_SECONDS < at:
-                del self._copies[key]
-                self._storage.remove(key)
+        """Lets go of what is left of deleted sessions, once nobody needs it. `at`: seconds since 1970."""
+        for key in self._tombstones.over(self._copies, lambda: self._storage.crowded, at):
+            del self._copies[key]
+            self._storage.remove(key)
 
     # -------------------------------------------------------------------------------------------- the storage
 
     def _copy(self, key: SessionKey) -> LogCopy:
         return self._copies.setdefault(key, LogCopy())
 
-    def _write(self, key: SessionKey, *records: bytes) -> None:
-        self._storage.append(key, records)
+    def _write(self, key: SessionKey, *records: bytes, remains: bool = False) -> None:
+        self._storage.append(key, records, remains=remains)
         self._copies[key].take(records)
 
     def _cut_front(self, key: SessionKey, order: Order) -> None:
@@ -210,12 +208,26 @@ class Store:
         if copy.begins:
             self._storage.trim(key, copy.begins)
             copy.cut_front(NOTHING, copy.begins)
-        if copy.deleted and copy.history.first < copy.end.sequence:
-            self._write(key, *copy.notes(copy.end, at=0.0))
-            self._cut_front(key, copy.end)
         for stored in self._storage.documents(key):
             if copy.deleted or stored.order not in copy.history:
                 self._storage.discard(stored)
+        if copy.deleted:
+            self._bury(key, copy)
+
+    def _bury(self, key: SessionKey, copy: LogCopy) -> None:
+        """Tombstone, seal and set are written again, apart from what lies before them, so that all of that goes."""
+        self._tombstones.buried(key)
+        notes = copy.notes(copy.end, at=float("inf"))
+        if copy.place(copy.end) == 0 and copy.length == 1 + len(notes):
+            return
+        with suppress(CapacityError):  # it takes more room than it needs, until the next start
+            try:
+                self._write(key, copy.tail, *notes, remains=True)
+            except CapacityError:
+                self._write(key, *notes)  # where there was room left for more records
+                self._cut_front(key, copy.end)
+                self._write(key, copy.tail, *notes, remains=True)
+            self._cut_front(key, copy.end)
 
     # -------------------------------------------------------------------------------------------- answers
 

@@ -101,6 +101,10 @@ def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
             await expiry.sweep()
             assert b.keeper.all() == ()
             assert world.directory.unowned(KEYED, time.monotonic()) == ()
+            for store in world.stores.values():
+                store.forget_tombstones(now)
+                store.forget_tombstones(now + 3600)
+                assert store.index() == (), "nobody asked for its end: it was forgotten within the hour"
             again = await b.begin(keyed("once"))
             assert again.id != request.turn, "its key is free again"
             await told(again)

@@ -23,6 +23,15 @@ STREAMS = 64
 LONGER = 2000
 """Tokens, which take longer than another replica takes to come."""
 
+SOON = {
+    "min_replicas": 1,
+    "max_replicas": 2,
+    "target_ongoing_requests": 2,
+    "upscale_delay_s": 1,
+    "downscale_delay_s": 30,
+}
+"""How Serve looks after their number, sooner than it usually does."""
+
 
 def busy(client: httpx.Client) -> int:
     """Turns that run or wait."""
@@ -86,7 +95,26 @@ def test_a_stream_outlives_all_replicas_that_there_were(deployed: Deployed, clie
     """Other bounds replace all of them at once: where there is room for one, none is there for a while."""
     readers, threads = read_all(client, ["last"], max_tokens=800)
     begun(readers)
-    soon = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2, "downscale_delay_s": 2}
-    deployed.deploy(engines={"autoscaling_config": soon})
+    deployed.deploy(engines={"autoscaling_config": SOON})
     wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
     check(client, readers, threads)
+
+
+def test_a_replica_goes_by_itself_when_there_is_less_to_do_and_leaves_its_sessions_and_streams(
+    deployed: Deployed, client: httpx.Client
+):
+    deployed.deploy(engines={"autoscaling_config": SOON})
+    wait_for(lambda: len(deployed.replicas()) == 1, "it begins with one")
+    readers, threads = read_all(client, [f"many-{number}" for number in range(4)], patient=True)
+    wait_for(lambda: len(client.get("/v1/replicas").json()["data"]) == 2, "another replica serves")
+    idle = idle_sessions(client)
+    check(client, readers, threads)
+    both = set(deployed.replicas())
+    assert len(both) == 2, "it goes while nothing is asked of it, not before"
+    readers, threads = read_all(client, ["long"], max_tokens=LONGER)
+    begun(readers)
+    wait_for(lambda: len(deployed.replicas()) == 1, "one replica is left")
+    assert set(deployed.replicas()) < both, "it is one of those that there were"
+    assert not readers[0].done, "it went under a stream"
+    check(client, readers, threads)
+    check_idle(client, idle, both - set(deployed.replicas()))

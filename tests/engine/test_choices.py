@@ -87,7 +87,7 @@ def test_a_follower_that_is_cancelled_while_it_waits_leaves_nothing_behind():
 
 
 def test_nothing_is_kept_for_a_follower_that_was_over_before_the_prompt_was_in():
-    driver = Driver("none", lanes=1, images=4, prefill_chunk=64, queue_turns=3)
+    driver = Driver("none", lanes=1, images=4, prefill_chunk=64, queue_turns=2)
     turns = submitted(driver, 4)
     assert driver.failed(turns[3]).code == errors.OVERLOADED
     driver.engine.step()
@@ -105,7 +105,8 @@ def test_what_was_kept_for_a_follower_that_is_refused_when_it_comes_is_released(
     driver.engine.execute(first)
     driver.steps()
     assert len(driver.engine.memory.checkpoints) == 1
-    driver.submit(LONG, turn="in its way")
+    driver.submit(LONG, turn="has the lane")
+    driver.submit(LONG, turn="fills the queue")
     driver.engine.execute(follower)
     assert driver.failed(follower.turn).code == errors.OVERLOADED and not driver.engine.memory.checkpoints
 

@@ -154,12 +154,12 @@ def test_a_turn_that_may_not_wait_at_all_runs_if_there_is_a_lane():
 
 def test_a_turn_that_no_queue_has_room_for_is_overloaded_and_the_turns_before_it_run():
     world = Hashed(lanes=1, queue_turns=2)
-    for turn in "abc":
+    for turn in "abcd":
         world.submit(turn, max_tokens=2)
     world.steps()
-    (failed,) = world.of("c")
+    (failed,) = world.of("d")
     assert isinstance(failed, Failed) and failed.code == errors.OVERLOADED and "queue_turns" in failed.message
-    assert all(isinstance(world.of(turn)[-1], Finished) for turn in "ab")
+    assert all(isinstance(world.of(turn)[-1], Finished) for turn in "abc")
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,34 @@ def test_a_full_queue_refuses_with_the_count_and_preempted_turns_do_not_fill_it(
 
 
 def test_a_tenants_queued_tokens_are_limited_and_others_are_not_refused_for_it():
-    books = Books(tenant_queued_tokens=10)
+    books = Books(lanes=1, tenant_queued_tokens=10)
+    books.arrive("running", tenant="a")
+    books.admit()
     books.arrive("a0", pages=12, tenant="a")  # alone: it has to run some time
     with pytest.raises(EngineError, match="have 12 tokens; this one's 1 more would exceed its limit of 10") as refused:
         books.arrive("a1", tenant="a")
     assert (refused.value.code, refused.value.param) == (errors.OVERLOADED, "prompt")
     books.arrive("b0", pages=10, tenant="b")
+
+
+def test_turns_that_come_at_once_are_no_queue_while_there_are_lanes_for_them():
+    books = Books(lanes=2, queue_turns=1, tenant_queued_tokens=3, pages=10)
+    books.arrive("i0", pages=2)
+    books.arrive("i1", pages=3)
+    books.arrive("waits", pages=2)
+    with pytest.raises(EngineError, match="1 turns wait already"):
+        books.arrive("refused")
+    assert books.admit() == ["i0", "i1"]
+    books.end("i0")
+    assert books.admit() == ["waits"]
+
+
+def test_a_turn_that_did_not_fit_fills_the_queue_though_a_lane_is_free():
+    books = Books(lanes=2, queue_turns=1, pages=3)
+    books.arrive("large", pages=4)
+    assert books.admit() == []
+    with pytest.raises(EngineError, match="1 turns wait already"):
+        books.arrive("small")
 
 
 def test_a_turn_waits_as_long_as_it_says_or_the_option_says():

@@ -14,11 +14,13 @@ class ProcessDied(Exception):
 
 
 class FakeStorage:
-    """`writes_left`: the process dies instead of the write after that many. `room`: bytes of documents and records."""
+    """`writes_left`: the process dies instead of the write after that many. `room`: bytes of documents and records.
+    `crowded`: whether deleted sessions take too much of it."""
 
     def __init__(self, incarnation: str, room: int = 1 << 40) -> None:
         self.incarnation = incarnation
         self.room = room
+        self.crowded = False
         self.writes_left: int | None = None
         self._records: dict[SessionKey, list[bytes]] = {}
         self._documents: dict[SessionKey, list[StoredDocument]] = {}
@@ -31,7 +33,7 @@ class FakeStorage:
     def records(self, key: SessionKey) -> tuple[bytes, ...]:
         return tuple(self._records.get(key, ()))
 
-    def append(self, key: SessionKey, records: Sequence[bytes]) -> None:
+    def append(self, key: SessionKey, records: Sequence[bytes], *, remains: bool = False) -> None:
         self._write(sum(map(len, records)))
         self._records.setdefault(key, []).extend(records)
 

@@ -26,11 +26,14 @@ from deployment.ownership.messages import (
     ToStore,
     Trim,
 )
-from deployment.ownership.store import TOMBSTONE_SECONDS, Store
-from deployment.ownership.words import NOTHING, Epoch, Member, Order
+from deployment.ownership.storage import Storage
+from deployment.ownership.store import Store
+from deployment.ownership.tombstones import CROWDED_SECONDS, TOMBSTONE_SECONDS, UNASKED_SECONDS
+from deployment.ownership.words import NOTHING, Epoch, Member, Order, SessionKey
 from state.errors import StateError
 from tests.ownership.by_hand import KEY, UNIX, a_round, began, ended
 from tests.ownership.fake_storage import FakeStorage, ProcessDied
+from tests.state.arenas import open_small, shared_directory
 
 FIRST, SECOND = Epoch(1_790_000_000, 1), Epoch(1_790_000_000, 2)
 OTHER = Member("other", "f" * 32)
@@ -48,7 +51,7 @@ def turn(sequence: int, epoch: Epoch = FIRST, key: str | None = None) -> bytes:
     return record(began(f"t{sequence}", key), sequence, epoch)
 
 
-def sealed(storage: FakeStorage | None = None, epoch: Epoch = FIRST) -> Store:
+def sealed(storage: Storage | None = None, epoch: Epoch = FIRST) -> Store:
     store = Store("node", storage or FakeStorage("0" * 32))
     assert isinstance(store.answer(Seal(KEY, epoch)), Ends)
     return store
@@ -189,10 +192,86 @@ def test_tombstone_is_all_that_stays_of_a_deleted_session_for_a_week():
         left = ends(store)
         assert left.deleted and left.whole and left.images == () and left.history.first == 3
         store = Store("node", storage)
+    store.forget_tombstones(UNIX)
     store.forget_tombstones(UNIX + TOMBSTONE_SECONDS - 1)
     assert ends(store).deleted
     store.forget_tombstones(UNIX + TOMBSTONE_SECONDS + 1)
     assert store.index() == () and storage.keys() == ()
+
+
+def test_tombstone_of_what_nobody_deleted_is_kept_for_minutes():
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, (turn(1), record(Deleted(NOTHING, 0.0), 2))))
+    store.forget_tombstones(UNIX)
+    store.forget_tombstones(UNIX + UNASKED_SECONDS - 1)
+    assert ends(store).deleted
+    store.forget_tombstones(UNIX + UNASKED_SECONDS + 1)
+    assert store.index() == ()
+
+
+@pytest.mark.parametrize("deleted_at", [0.0, UNIX])
+def test_tombstone_stays_while_somebody_may_be_about_to_make_the_session_anew(deleted_at: float):
+    store = sealed()
+    store.answer(Append(KEY, FIRST, NOTHING, (record(Deleted(NOTHING, deleted_at), 1),)))
+    store.forget_tombstones(UNIX)
+    store.answer(Seal(KEY, SECOND))
+    later = UNIX + TOMBSTONE_SECONDS
+    store.forget_tombstones(later)
+    store.forget_tombstones(later + UNASKED_SECONDS - 1)
+    assert ends(store).seal == SECOND
+    assert isinstance(store.answer(NameSet(KEY, SECOND, at(1), (store.member,), "r")), Receipt)
+    store.answer(Append(KEY, SECOND, at(1), (turn(2, SECOND),)))
+    store.forget_tombstones(later + 2 * TOMBSTONE_SECONDS)
+    assert ends(store).history.end == at(2, SECOND)
+
+
+def test_where_deleted_sessions_take_too_much_room_those_of_an_hour_ago_go():
+    storage = FakeStorage("0" * 32)
+    store = sealed(storage)
+    store.answer(Append(KEY, FIRST, NOTHING, (record(Deleted(NOTHING, UNIX), 1),)))
+    for crowded, hours_later in ((True, 0), (True, 0.9), (False, 1.1)):
+        storage.crowded = crowded
+        store.forget_tombstones(UNIX + hours_later * CROWDED_SECONDS)
+        assert ends(store).deleted
+    storage.crowded = True
+    store.forget_tombstones(UNIX + 1.1 * CROWDED_SECONDS)
+    assert store.index() == ()
+
+
+def test_deleted_sessions_leave_little_in_an_arena_and_nothing_that_is_a_tenants():
+    with shared_directory() as directory:
+        arena = open_small(directory, 1 << 20)
+        store = Store("node", arena)
+        for number in range(500):
+            key = SessionKey(KEY.tenant, f"idempotency key {number:064x}")
+            rounds = tuple(record(a_round(3, *range(200)), 1 + n) for n in range(number % 20))
+            store.answer(Seal(key, FIRST))
+            store.answer(NameSet(key, FIRST, NOTHING, (store.member, OTHER), "r"))
+            store.answer(Append(key, FIRST, NOTHING, rounds))
+            end = NOTHING if not rounds else at(len(rounds))
+            gone = store.answer(Append(key, FIRST, end, (record(Deleted(NOTHING, UNIX), 1 + len(rounds)),)))
+            assert isinstance(gone, Receipt)
+        assert arena.used < 500 * 700 and arena.used_by(KEY.tenant) == 0
+        index = store.index()
+        arena.close()
+        again = Store("node", arena := open_small(directory, 1 << 20))
+        assert again.index() == index and all(one.deleted and one.named for one in index)
+        arena.close()
+
+
+def test_session_that_is_deleted_in_a_full_arena_makes_room():
+    with shared_directory() as directory:
+        arena = open_small(directory, 1 << 20)
+        store = sealed(arena)
+        rounds = tuple(record(a_round(3, *range(200)), 1 + n) for n in range(80))
+        for n, one in enumerate(rounds):
+            store.answer(Append(KEY, FIRST, at(n) if n else NOTHING, (one,)))
+        arena.put(SessionKey("u", "another"), at(1), (), bytes(arena.largest - 256))
+        assert arena.largest < 256
+        gone = store.answer(Append(KEY, FIRST, at(80), (record(Deleted(NOTHING, UNIX), 81),)))
+        assert isinstance(gone, Receipt)
+        assert arena.free > 60_000 and arena.used_by(KEY.tenant) == 0
+        arena.close()
 
 
 def scenario(member: Member) -> list[ToStore]:

@@ -115,6 +115,37 @@ def test_a_tenants_bytes_are_those_of_its_records_and_documents_alone(arena: Are
     assert arena.used_by("nobody") == 0
 
 
+def test_what_is_left_of_a_deleted_session_takes_what_it_needs_and_is_nobodys(directory: Path) -> None:
+    arena = open_small(directory)
+    arena.append(KEY, [b"r" * 5000, b"tombstone"])
+    arena.append(KEY, [b"tombstone", b"seal"], remains=True)
+    arena.trim(KEY, 2)
+    arena.close()
+    again = open_small(directory)
+    assert again.records(KEY) == (b"tombstone", b"seal")
+    assert again.used <= 384 and again.used_by(KEY.tenant) == 0
+    again.append(KEY, [b"made anew"])
+    assert again.records(KEY) == (b"tombstone", b"seal", b"made anew")
+    assert again.used_by(KEY.tenant) > 2048
+    again.close()
+
+
+def test_deleted_sessions_take_too_much_beyond_a_sixteenth(directory: Path) -> None:
+    arena = open_small(directory)
+    keys = [SessionKey("t", str(number)) for number in range(20)]
+    for key in keys:
+        assert arena.crowded == (arena.used > arena.size / 16)
+        arena.append(key, [b"tombstone"], remains=True)
+    assert arena.crowded
+    arena.close()
+    again = open_small(directory)
+    assert again.crowded
+    for key in keys:
+        again.remove(key)
+    assert not again.crowded and again.free == HEAP
+    again.close()
+
+
 # ---------------------------------------------------------------------------------------------------- documents
 
 

@@ -115,12 +115,12 @@ class ArenaMachine(RuleBasedStateMachine):
         self.inherited = self.content.writing
         assert self.arena.awaited == {reservation.writer for reservation in self.inherited}
 
-    @rule(key=keys, lengths=st.lists(sizes, min_size=1, max_size=4))
-    def append(self, key: SessionKey, lengths: list[int]) -> None:
+    @rule(key=keys, lengths=st.lists(sizes, min_size=1, max_size=4), remains=st.booleans())
+    def append(self, key: SessionKey, lengths: list[int], remains: bool) -> None:
         records = [data_of(f"{self.numbered()[0]} ", length) for length in lengths]
 
         def call() -> Content:
-            self.arena.append(key, records)
+            self.arena.append(key, records, remains=remains)
             return self.content.with_records(key, (*self.content.records.get(key, ()), *records))
 
         self.step(call)
