@@ -21,7 +21,8 @@ from ray.exceptions import RayError
 from deployment import wire
 from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.not_owned import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere
-from deployment.cluster.owned_sessions import OwnedSessions, Transport
+from deployment.cluster.owned_sessions import OwnedSessions
+from deployment.cluster.reach import Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import DurableCopies
 from deployment.engine.errors import EngineError

@@ -8,8 +8,8 @@
 A session that begins anew, but is to get what it was before, begins with a record that says so, before it has a set.
 The set is named only now, so that nobody who reads a name ever finds an unfinished copy behind it. Whoever takes over
 next, wherever this stops, seals one of these stores and so learns of it: but for a session that had no set, which a
-directory that was started meanwhile may begin elsewhere, and for one that such a directory believes to be deleted, which
-nobody takes over. Hence the last step.
+directory that was started meanwhile may begin elsewhere, and for one that such a directory believes to be deleted,
+which nobody takes over. Hence the last step.
 """
 
 from __future__ import annotations
