@@ -298,7 +298,7 @@ class EngineReplica:
         """Gives `child_key` all that the session is, or was. The child lives here, sharing the parent's pages."""
         return await self._asked(self._sessions.fork(route, key, child_key, at))
 
-    async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint | NotHere | Refused:
+    async def checkpoint(self, route: Route, key: SessionKey, name: str) -> ForkPoint | NotHere | Refused:
         """Keeps where the session stands now."""
         return await self._asked(self._sessions.checkpoint(route, key, name))
 

@@ -24,7 +24,8 @@ class Route:
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
     `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
     on once more. `firm`: what the affinity leads to is there already, however full the replica is. `receipt`: whoever
-    gets the call says so at once, since nobody else knows who that is.
+    gets the call says so at once, since nobody else knows who that is. `again`: a replica that was asked before, and
+    was lost, may have done what is asked.
     """
 
     affinity: str
@@ -33,6 +34,7 @@ class Route:
     sent_on: bool = False
     firm: bool = False
     receipt: bool = False
+    again: bool = False
 
 
 NOTHING = ""
