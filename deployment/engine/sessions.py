@@ -61,7 +61,7 @@ class SessionTable:
     """Owns the checkpoints that it holds."""
 
     def __init__(self, memory: StateMemory, on_evicted: Callable[[str], None]) -> None:
-        """`on_evicted` is told the name of a session whose last checkpoint was evicted."""
+        """`on_evicted` is told the name of a session whose last checkpoint was evicted, or the last tap it stood on."""
         self._memory = memory
         self._on_evicted = on_evicted
         self._tree: PrefixTree[Checkpoint] = PrefixTree()
@@ -197,7 +197,10 @@ class SessionTable:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Releases one checkpoint, whoever holds it."""
+        held = self._holders[checkpoint]
         self._release(checkpoint)
+        if held.name is None:
+            self._tap_gone(held)
 
     def drop(self, session: str) -> None:
         """Releases all that a session holds; unknown sessions are ignored."""
@@ -318,9 +321,22 @@ class SessionTable:
     def _evict(self, checkpoint: Checkpoint) -> None:
         held = self._holders[checkpoint]
         self._release(checkpoint)
-        if held.name is not None and not held.checkpoints:
-            del self._sessions[held.name]
-            self._on_evicted(held.name)
+        if held.name is None:
+            self._tap_gone(held)
+        elif not held.checkpoints:
+            self._gone(held)
+
+    def _tap_gone(self, tap: _Holder) -> None:
+        """Sessions that had no checkpoint of their own, and can count on none any more, have lost all."""
+        bare = [held for held in self._sessions.values() if held.root == tap.root and not held.checkpoints]
+        for held in bare:
+            if held.ledger and not self.nearest(held.name, held.ledger, held.tenant, held.media):
+                self._gone(held)
+
+    def _gone(self, held: _Holder) -> None:
+        assert held.name is not None
+        del self._sessions[held.name]
+        self._on_evicted(held.name)
 
     def _trim(self, held: _Holder) -> None:
         """The two newest stay, which are where the last turn began and where it ended."""
