@@ -371,7 +371,9 @@ def test_turns_that_wait_for_pages_are_tried_again_when_something_was_freed_and_
     tried, counted = [], []
     admission, sessions = hashed.engine._admission, hashed.engine._sessions
     restore, count = admission._restore, sessions._count_evictable
-    monkeypatch.setattr(admission, "_restore", lambda submit, *rest: tried.append(submit.turn) or restore(submit, *rest))
+    monkeypatch.setattr(
+        admission, "_restore", lambda submit, *rest: tried.append(submit.turn) or restore(submit, *rest)
+    )
     monkeypatch.setattr(sessions, "_count_evictable", lambda *which: counted.append(which) or count(*which))
     hashed.engine.execute(Submit("long", tuple([2] * 700), max_tokens=40))
     hashed.engine.execute(Submit("short", tuple([5] * 90), max_tokens=30))
