@@ -89,8 +89,7 @@ class HostStoreActor:
         """Lets go of the arena, and of all that is in it: the application is taken down."""
         if self._beating is not None:
             self._beating.cancel()
-        self._arena.close()
-        arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
+        self._discard_arena()
 
     # An actor that was started again may not find itself under its new address at once.
     @ray.method(max_task_retries=-1)
@@ -143,11 +142,13 @@ class HostStoreActor:
     def _begin_again(self) -> None:
         """What this arena holds was given up while nobody heard of it: it must never count again."""
         log.warning("store %s is void and begins again with a fresh arena", self._store.member)
-        self._arena.close()
-        application = versioned(self._app)
-        arena_path(self._shared_memory, application, self._node).unlink(missing_ok=True)
-        self._arena = open_arena(application, self._node, self._size, self._shared_memory)
+        self._discard_arena()
+        self._arena = open_arena(versioned(self._app), self._node, self._size, self._shared_memory)
         self._store = self._opened()
+
+    def _discard_arena(self) -> None:
+        self._arena.close()
+        arena_path(self._shared_memory, versioned(self._app), self._node).unlink(missing_ok=True)
 
     def _opened(self) -> Store:
         store = Store(self._node, self._arena)
