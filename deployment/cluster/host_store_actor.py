@@ -18,6 +18,7 @@ from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
+from deployment.ownership.sending import BRING_SECONDS
 from deployment.ownership.store import KnownTurn, Store
 from deployment.ownership.words import Member, Order, SessionKey
 from state.arena import open_arena
@@ -105,7 +106,8 @@ class HostStoreActor:
         at = message.key, message.order
         task = self._bringing.get(at)
         if task is None:
-            self._bringing[at] = asyncio.create_task(fetch_image(self._app, message.source, *at))
+            task = self._bringing[at] = asyncio.create_task(fetch_image(self._app, message.source, *at))
+            task.add_done_callback(lambda task: self._drop_unasked(at, task))
             return None
         if not task.done():
             return None
@@ -116,6 +118,15 @@ class HostStoreActor:
             log.warning("store %s could not fetch an image from %s: %s", self._store.member, message.source, error)
             return Gap(self._store.member, message.key, message.epoch, message.order)
         return self._store.answer(Put(message.key, message.epoch, message.order, frontiers, document))
+
+    def _drop_unasked(self, at: tuple[SessionKey, Order], task: asyncio.Task[tuple[tuple[int, ...], bytes]]) -> None:
+        """An image that was fetched for somebody who does not ask for it again is let go of."""
+
+        def drop() -> None:
+            if self._bringing.get(at) is task:
+                del self._bringing[at]
+
+        task.get_loop().call_later(BRING_SECONDS, drop)
 
     # -------------------------------------------------------------------------------------------- being known
 

@@ -14,6 +14,8 @@ from deployment.cluster import host_store_actor
 from deployment.cluster.host_store_actor import HostStoreActor
 from deployment.cluster.names import versioned
 from deployment.engine.log_lines import LogOptions
+from deployment.ownership.messages import Bring, Gap
+from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
 from state.arena_file import arena_path
 from tests.ownership.fake_storage import FakeValues
 from tests.state.arenas import shared_directory
@@ -63,3 +65,30 @@ def test_a_store_that_is_void_begins_again_with_a_fresh_arena(directory: Path, n
     assert store._store.member != before
     assert list(directory.iterdir()) == [arena_path(directory, versioned(APP), NODE)]
     asyncio.run(store.end())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_image_that_nobody_asks_for_again_is_let_go_of(
+    directory: Path, named: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, whole: bool
+):
+    async def fetch_image(*_: object) -> tuple[tuple[int, ...], bytes]:
+        if not whole:
+            raise TimeoutError
+        return (), bytes(1000)
+
+    async def steps() -> None:
+        store = started(directory)
+        asked, left = (Bring(SessionKey("t", name), Epoch(0, 0), NOTHING, Member("n", "0" * 32)) for name in "ab")
+        assert await store.answer(store._store.member, [asked, left]) == []
+        await asyncio.wait(store._bringing.values())
+        (answer,) = await store.answer(store._store.member, [asked])
+        assert isinstance(answer, Gap) != whole
+        assert list(store._bringing) == [(left.key, left.order)], "it may still be asked for"
+        async with asyncio.timeout(5):
+            while store._bringing:
+                await asyncio.sleep(0.01)
+        await store.end()
+
+    monkeypatch.setattr(host_store_actor, "fetch_image", fetch_image)
+    monkeypatch.setattr(host_store_actor, "BRING_SECONDS", 0.2)
+    asyncio.run(steps())
