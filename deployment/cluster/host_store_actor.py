@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
+from deployment.cluster.names import GcsValues, directory_name, host_stores, named_actor, store_name, versioned
 from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
@@ -48,7 +48,7 @@ class HostStoreActor:
         self._registry = Registry(GcsValues(), versioned(app))
         self._bringing: dict[tuple[SessionKey, Order], asyncio.Task[tuple[tuple[int, ...], bytes]]] = {}
         self._beating: asyncio.Task[None] | None = None
-        sweep(directory, _live_arenas(app, self._node))
+        sweep(directory, {*host_stores(), (versioned(app), self._node)})
         self._arena = open_arena(versioned(app), self._node, size, directory)
         self._store = self._opened()
         # A constructor has no event loop, and after a restart nobody might call for long.
@@ -186,11 +186,3 @@ async def _within(answer: Any) -> Any:
 
 async def _awaited(answer: Any) -> Any:
     return await answer
-
-
-def _live_arenas(app: str, node: str) -> set[tuple[str, str]]:
-    """(application, node) of all host stores of this cluster."""
-    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    named = [actor["name"].split("/") for actor in actors if actor["namespace"] == NAMESPACE]
-    stores = {(f"{parts[0]}/{parts[1]}", parts[3]) for parts in named if parts[2:3] == ["host-store"]}
-    return stores | {(versioned(app), node)}

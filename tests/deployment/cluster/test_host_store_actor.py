@@ -12,7 +12,7 @@ import pytest
 
 from deployment.cluster import host_store_actor
 from deployment.cluster.host_store_actor import HostStoreActor
-from deployment.cluster.names import versioned
+from deployment.cluster.names import NAMESPACE, store_name, versioned
 from deployment.engine.log_lines import LogOptions
 from deployment.ownership.messages import Bring, Gap
 from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
@@ -55,6 +55,20 @@ def test_an_application_that_is_taken_down_leaves_nothing_in_shared_memory(
     store = started(directory)
     assert list(directory.iterdir()) == [arena_path(directory, versioned(APP), NODE)]
     asyncio.run(store.end())
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", ["chat", "team/vision", "a/v4"])
+def test_a_new_store_leaves_the_arenas_of_other_applications_whose_stores_are_being_restarted(
+    directory: Path, named: list[dict[str, str]], other: str
+):
+    store = started(directory, other)
+    store._arena.close()  # its process is gone, and its actor is there
+    named.append({"name": store_name(other, NODE), "namespace": NAMESPACE})
+    asyncio.run(started(directory).end())
+    assert list(directory.iterdir()) == [arena_path(directory, versioned(other), NODE)]
+    named.clear()
+    asyncio.run(started(directory).end())
     assert list(directory.iterdir()) == []
 
 
