@@ -107,6 +107,8 @@ class Forking:
     async def _at_rest(self, session: Session, why_not: str) -> None:
         if not await session.idle():
             raise session_busy(session.key.session, why_not)
+        if self._keeper.held(session.key) is not session:
+            raise session_busy(session.key.session, "it was moved while its turn was about to end; ask again")
 
     @contextlib.contextmanager
     def _still(self, session: Session) -> Iterator[None]:

@@ -460,7 +460,7 @@ class SessionKeeper:
 
     async def delete(self, session: Session, at: float) -> None:
         """A running turn is cancelled. All copies have its tombstone when this returns. `at`: as the tombstone says.
-        RequestError (503)."""
+        `NotOwned` if it was given away meanwhile; RequestError (503)."""
         async with self._deleting.of(session.key):
             session.moving = True  # no other turn begins in it
             try:
@@ -468,7 +468,9 @@ class SessionKeeper:
                     session.running.cancel()
                     await session.running.ended()
                 # A first turn that left nothing took its session along; and somebody else may have deleted it.
-                if self._sessions.get(session.key) is session:
+                if not session.buried:
+                    if self._sessions.get(session.key) is not session:
+                        raise NotOwned(f"session {session.key} was moved while it was to be deleted")
                     epoch = session.epoch
                     self._note_deleted(session.key, epoch)
                     try:
@@ -476,6 +478,7 @@ class SessionKeeper:
                     except BaseException:  # it may be there still, here or at another owner
                         self._deleted.pop(session.key, None)
                         raise
+                    session.buried = True
                     await self.forget(session)
                     if not session.alone:  # a tombstone would say there that it was
                         await self._delete_durable(session.key, epoch)
@@ -493,13 +496,14 @@ class SessionKeeper:
         """The same of a turn's own, which nobody asked to delete. It stays where its copies do not answer."""
         try:
             await self.delete(session, 0.0)
-        except RequestError as error:
+        except (NotOwned, RequestError) as error:
             log.info("session %s is not ended: %s", session.key, error)
 
     async def abandon(self, session: Session) -> None:
         """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
         try:
             await self._bury(session.key, 0.0)
+            session.buried = True
         except RequestError as error:
             log.info("session %s was not taken back: %s", session.key, error)
         await self.forget(session)

@@ -25,7 +25,7 @@ from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.replica_watch import ReplicaLost
 from deployment.session_api import located
-from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnRequest
+from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Received, Route, Told, TurnRequest
 
 GIVE_UP_SECONDS = 60.0
 """How long a turn is looked for that no replica tells anything of."""
@@ -38,12 +38,13 @@ Events = AsyncGenerator[Told, None]
 @dataclass
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `draws`: the turn's seed; `sent_to`: who should be asked next, by the word of the one that was asked
-    before; `lost`: since when nobody tells anything of it."""
+    are over; `turn`: whose events they are, which may have begun before who reads them asked; `draws`: its seed;
+    `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`: since when nobody tells
+    anything of it."""
 
     after: str | None = None
+    turn: str | None = None
     draws: int | None = None
-    began: bool = False
     closed: set[int] = field(default_factory=set)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     lost: float | None = None
@@ -61,9 +62,9 @@ class _Reader:
         self.lost = None
         if isinstance(told.event, Opened):
             self.draws = told.event.seed
-            if self.began:
+            if self.turn is not None:
                 return False
-            self.began = True
+            self.turn = told.event.turn
         elif isinstance(told.event, Delta):
             rounds = self.rounds.setdefault(told.event.choice, [])
             if told.event.position <= _published(rounds):
@@ -98,8 +99,8 @@ class LastingStream:
         turn, reader = with_session(turn), _Reader()
         while True:
             try:
-                if turn.key is not None and reader.began:
-                    events = self.followed(turn.key, turn.turn, reader.seen, None, reader)
+                if turn.key is not None and reader.turn is not None:
+                    events = self.followed(turn.key, reader.turn, reader.seen, None, reader)
                 elif turn.key is not None:
                     events = self._begun(turn, turn.key, reader)
                 else:
@@ -132,7 +133,7 @@ class LastingStream:
                     raise RequestError(404, "session_not_found", f"session {key.session!r} does not exist", "session")
                 route = reader.route(str(key), placement.owner, placement)
             try:
-                async with aclosing(self._told(route, reader, "follow_turn", key, turn, reader.seen)) as events:
+                async with aclosing(self._told(route, key, reader, "follow_turn", key, turn, reader.seen)) as events:
                     async for told in events:
                         yield told
                 return
@@ -147,29 +148,32 @@ class LastingStream:
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
         route = reader.route(str(key), placement.owner if placement else None, placement)
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+        async with aclosing(self._told(route, key, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
 
     async def _without_log(self, turn: TurnRequest, reader: _Reader) -> Events:
         """Begun, or gone on with after the rounds that were told: what was drawn beyond them is drawn again, alike."""
-        rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.began else ()
+        rounds = tuple(tuple(reader.rounds.get(choice, ())) for choice in range(turn.n)) if reader.turn else ()
         route = replace(reader.route(_affinity(turn), None, None), firm=turn.idempotency_key is not None)
         turn = replace(turn, resumed=rounds, draws=reader.draws)
-        async with aclosing(self._told(route, reader, "take_turn", turn)) as events:
+        async with aclosing(self._told(route, None, reader, "take_turn", turn)) as events:
             async for told in events:
                 yield told
 
-    async def _told(self, route: Route, reader: _Reader, method: str, *args: object) -> Events:
-        """What the replica that is asked tells, or the one that it names. `_Lost` where there is more to come, but not
-        from there."""
+    async def _told(self, route: Route, key: SessionKey | None, reader: _Reader, method: str, *args: object) -> Events:
+        """What the replica that is asked tells, or the one that it names. `key`: the session of the turn. `_Lost` where
+        there is more to come, but not from there."""
         where: Elsewhere | None = None
         teller = route.replica  # not who told it before: that one may be gone, and another at work in silence
+        route = replace(route, receipt=teller is None)
         told = self._replicas.watch.over(self._replicas.told(method, route, *args), lambda: teller)
         try:
             async with aclosing(told) as answers:
                 async for answer in answers:
-                    if isinstance(answer, Elsewhere):
+                    if isinstance(answer, Received):
+                        teller = answer.replica
+                    elif isinstance(answer, Elsewhere):
                         where = answer
                     elif isinstance(answer, NotHere):
                         reader.sent_to = answer
@@ -186,15 +190,14 @@ class LastingStream:
             await self._replicas.lost(teller)
             raise _Lost from None
         except ReplicaLost as lost:
-            reader.sent_to = await self._replicas.instead(str(lost), route.affinity)
+            reader.sent_to = await self._replicas.instead(lost.replica, route.affinity)
             raise _Lost from None
         if where is not None:
-            async with aclosing(self._kept(where, route, reader)) as events:
+            async with aclosing(self._kept(where, route, key, reader)) as events:
                 async for told in events:
                     yield told
 
-    async def _kept(self, where: Elsewhere, route: Route, reader: _Reader) -> Events:
-        key = route.placement.key if route.placement is not None else None
+    async def _kept(self, where: Elsewhere, route: Route, key: SessionKey | None, reader: _Reader) -> Events:
         named = Route(route.affinity, where.replica)
         told = self._replicas.told("follow_kept_turn", named, key, where.turn, reader.seen)
         try:

@@ -60,6 +60,7 @@ from deployment.wire import (
     Movement,
     NotHere,
     PlacedCheckpoint,
+    Received,
     ReplicaInfo,
     Route,
     SessionInfo,
@@ -186,6 +187,8 @@ class EngineReplica:
         """Begins a turn, or finds the one that is asked for again, and tells it from its first event. The last event
         is the last choice's Closed, or a Refused."""
         self._start()
+        if route.receipt:
+            yield Received(self._id)
         async with aclosing(told(lambda: self._take(route, request), None)) as answers:
             async for answer in answers:
                 full = isinstance(answer, Told) and is_full(answer.event)
@@ -230,6 +233,8 @@ class EngineReplica:
     ) -> AsyncIterator[TurnAnswer]:
         """A session's turn, running or over: its first event, then all others, or those after an event id."""
         self._start()
+        if route.receipt:
+            yield Received(self._id)
         async with aclosing(told(lambda: self._desk.find(route, key, turn), after)) as answers:
             async for answer in answers:
                 yield answer

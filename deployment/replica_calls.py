@@ -43,7 +43,13 @@ class Replicas:
         return (await self.ask_until(method, route, *args))[0]
 
     async def ask_until(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
-        """The same, and whether a replica that was lost may have done it before."""
+        """The same, and whether a replica that was lost may have done it before. A route that names nobody gets a name,
+        since only of one that is known can be said that it is lost."""
+        if route.replica is None:
+            route = replace(route, replica=await self._someone(route.affinity))
+        return await self._answered(method, route, *args)
+
+    async def _answered(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
         deadline = time.monotonic() + ASK_SECONDS
         lost = False
         while True:
@@ -61,10 +67,9 @@ class Replicas:
         that one is still there nobody can say: where it is silent, the next one is asked by name."""
         try:
             async with asyncio.timeout(SILENT_SECONDS):
-                return await self.ask(method, Route(affinity), *args)
+                return (await self._answered(method, Route(affinity), *args))[0]
         except TimeoutError:
-            staying = await self._cluster.staying(beside="")
-            return await self.ask(method, Route(affinity, next(iter(rendezvous(affinity, staying)), None)), *args)
+            return await self.ask(method, Route(affinity), *args)
 
     async def ask_here(self, method: str, route: Route, *args: Any) -> Any:
         """What the replica that the route names answers; NotHere if it is gone, or if others may take over from it."""
@@ -74,13 +79,16 @@ class Replicas:
             await self.lost(route.replica)
             return NotHere(route.replica or "", lost=True)
         except ReplicaLost as lost:
-            return await self.instead(str(lost), route.affinity)
+            return await self.instead(lost.replica, route.affinity)
 
-    async def instead(self, lost: str, affinity: str) -> NotHere:
-        """Who should be asked instead of a replica that is lost: Serve, which does not know yet, might choose it
-        again."""
-        others = await self._cluster.staying(beside=lost)
-        return NotHere(lost, next(iter(rendezvous(affinity, others)), None), lost=True)
+    async def instead(self, lost: str | None, affinity: str) -> NotHere:
+        """Who should be asked instead of a replica that is lost, whichever that is: Serve, which does not know yet,
+        might choose it again."""
+        return NotHere(lost or "", await self._someone(affinity, lost or ""), lost=True)
+
+    async def _someone(self, affinity: str, beside: str = "") -> str | None:
+        """The first one for `affinity` of those that have renewed just now; None: nobody knows of any."""
+        return next(iter(rendezvous(affinity, await self._cluster.staying(beside))), None)
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
         """What a replica tells of a turn. A reader that leaves is known there at once. RayActorError."""

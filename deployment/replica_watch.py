@@ -26,7 +26,12 @@ T = TypeVar("T")
 
 
 class ReplicaLost(Exception):
-    """Nothing comes from the replica any more, and others may take over from it."""
+    """Nothing comes from the replica any more, and others may take over from it. `replica`: None where nobody knows who
+    was asked."""
+
+    def __init__(self, replica: str | None) -> None:
+        super().__init__(replica)
+        self.replica = replica
 
 
 @dataclass
@@ -47,7 +52,8 @@ class ReplicaWatch:
         self._asking = Locks()
 
     async def over(self, told: AsyncGenerator[T, None], replica: Callable[[], str | None]) -> AsyncGenerator[T, None]:
-        """The same, or `ReplicaLost`. `replica`: who should tell it; None: that is not known."""
+        """The same, or `ReplicaLost`. `replica`: who should tell it; None: nobody has said that it has the call, which
+        in silence is as good as lost."""
         wait, end = _Wait(), object()
         watching = asyncio.create_task(self._watch(wait, replica))
         try:
@@ -84,9 +90,10 @@ class ReplicaWatch:
         while not wait.lost:
             await asyncio.sleep(LOOK_SECONDS)
             name, task, since = replica(), wait.task, wait.since
-            if name is None or task is None or time.monotonic() - since < SILENT_SECONDS:
+            if task is None or time.monotonic() - since < SILENT_SECONDS:
                 continue
-            if await self._is_lost(name) and (wait.task, wait.since) == (task, since):
+            lost = name is None or await self._is_lost(name)
+            if lost and (wait.task, wait.since) == (task, since):
                 wait.lost = True
                 task.cancel()
 
@@ -95,7 +102,10 @@ class ReplicaWatch:
             asked, lost = self._known.get(replica, (float("-inf"), False))
             if time.monotonic() - asked >= LOOK_SECONDS:
                 lost = await self._ask(replica)
-                self._known[replica] = time.monotonic(), lost
+                now = time.monotonic()
+                # What is too old to be believed goes: replicas come and go for as long as the ingress lives.
+                self._known = {name: known for name, known in self._known.items() if now - known[0] < LOOK_SECONDS}
+                self._known[replica] = now, lost
             return lost
 
 

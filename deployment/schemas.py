@@ -159,8 +159,8 @@ class ResponseFormat(BaseModel):
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Field(max_length=4)]
-MAX_DIGITS = 20
-"""Of a token id that is a key, and text therefore."""
+MAX_DIGITS = 10
+"""Of a token id that is a key, and text therefore: ids are of 32 bits."""
 
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 

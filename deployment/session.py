@@ -25,14 +25,13 @@ class Session:
     `transcript`: what the client saw.
 
     `opener` is where the last generation prompt begins in the ledger, so that an open think block can be told from one
-    that a user wrote. `order`: the log's last record that this says; `since`: the one
-    where its newest turn began, from which on the log is kept beside the image, so that who takes over can tell that
-    turn; 0: none did.
+    that a user wrote. `order`: the log's last record that this says; `since`: the one where its newest turn began, from
+    which on the log is kept beside the image, so that who takes over can tell that turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
     newest copy has; `copied`: that one's bytes. `alone`: its client wants it in one store, and nowhere else.
-    `fork_points`: see `SessionRecord`. `came`: where its state was when this replica became the owner; `arrived`: when
-    that was, on a monotonic clock, unless it is a new one.
+    `buried`: all copies have its tombstone. `fork_points`: see `SessionRecord`. `came`: where its state was when this
+    replica became the owner; `arrived`: when that was, on a monotonic clock, unless it is a new one.
     """
 
     key: SessionKey
@@ -53,6 +52,7 @@ class Session:
     copied: int = 0
     alone: bool = False
     moving: bool = False
+    buried: bool = False
     came: Hit = "device"
     arrived: float = float("-inf")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +77,10 @@ class SessionApi:
     async def create(self, request: Request) -> Any:
         body = parse(NewSessionBody, await document_of(request, empty=True))
         key = _key_of(request, body)
-        answer = await self._adopted("create_session", Route(str(key)), key, not body.store)
+        if body.id is not None:
+            await self._free(key)
+        made = partial(self._made, key, lambda there: there.frontier == 0)
+        answer = await made("create_session", Route(str(key)), key, not body.store)
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:
@@ -159,7 +164,8 @@ class SessionApi:
         body = parse(ForkBody, await document_of(request, empty=True))
         at = ForkAt(body.checkpoint, body.turn, body.frontier)
         child = _key_of(request, body)
-        answer = await self._adopted("fork", _owner(placement), placement.key, child, at if at != ForkAt() else None)
+        made = partial(self._made, child, lambda there: body.id is None)
+        answer = await made("fork", _owner(placement), placement.key, child, at if at != ForkAt() else None)
         return adopted_object(child.session, "forked", answer, parent=name)
 
     async def export(self, request: Request, name: str) -> Response:
@@ -179,9 +185,9 @@ class SessionApi:
         except StateError as error:
             raise RequestError(400, "bad_state", f"document: {error}", "document") from None
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)
-        if await located(self._cluster, key) is not None:
-            raise session_exists(key.session)
-        answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        await self._free(key)
+        made = partial(self._made, key, lambda there: there.frontier == document.manifest.session.frontier)
+        answer = await made("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
 
     async def _is_there(self, replica: str) -> bool:
@@ -204,8 +210,21 @@ class SessionApi:
             raise answer.error
         return answer
 
-    async def _adopted(self, method: str, route: Route, *args: Any) -> Adopted:
-        answer = await self._replicas.ask(method, route, *args)
+    async def _free(self, key: SessionKey) -> None:
+        """RequestError (409) if there is such a session."""
+        if await located(self._cluster, key) is not None:
+            raise session_exists(key.session)
+
+    async def _made(
+        self, key: SessionKey, is_it: Callable[[Adopted], bool], method: str, route: Route, *args: Any
+    ) -> Adopted:
+        """A new session, of a name that was free. A replica that was lost may have made it before another one was asked
+        to; `is_it` tells it then from one that somebody else has made meanwhile."""
+        answer, again = await self._replicas.ask_until(method, route, *args)
+        if again and isinstance(answer, Refused) and answer.code == "session_exists":
+            made = await self._replicas.ask("adopt", Route(str(key)), key)
+            if isinstance(made, Adopted) and is_it(made):
+                return made
         if isinstance(answer, Refused):
             raise answer.error
         return answer

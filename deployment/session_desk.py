@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from deployment.cluster.not_owned import NotOwned
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import Forking
@@ -70,17 +71,24 @@ class SessionDesk:
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
-        # `anew`: one of which no copy is left can be deleted too.
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
-        await self._keeper.delete(session, time.time())
-        self._turns.forget(key)
-        return True
+        while True:
+            # `anew`: one of which no copy is left can be deleted too.
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+            try:
+                await self._keeper.delete(session, time.time())
+            except NotOwned:
+                continue  # whose it is now is known by acquiring it
+            self._turns.forget(key)
+            return True
 
     async def cancel_turn(self, route: Route, key: SessionKey, turn: str) -> str:
-        session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        running = session.running
-        if running is None or running.id != turn:
-            raise RequestError(409, "turn_over", f"turn {turn!r} does not run, so that it cannot be cancelled", "turn")
-        running.cancel()
-        await running.ended()
-        return running.request.note
+        while True:
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
+            running = session.running
+            if running is None or running.id != turn:
+                message = f"turn {turn!r} does not run, so that it cannot be cancelled"
+                raise RequestError(409, "turn_over", message, "turn")
+            running.cancel()
+            await running.ended()
+            if not running.stream.moved:
+                return running.request.note

@@ -23,7 +23,8 @@ class Route:
 
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
     `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
-    on once more. `firm`: what the affinity leads to is there already, however full the replica is.
+    on once more. `firm`: what the affinity leads to is there already, however full the replica is. `receipt`: whoever
+    gets the call says so at once, since nobody else knows who that is.
     """
 
     affinity: str
@@ -31,6 +32,7 @@ class Route:
     placement: Placed | None = None
     sent_on: bool = False
     firm: bool = False
+    receipt: bool = False
 
 
 NOTHING = ""
@@ -290,8 +292,16 @@ class NotHere:
     lost: bool = False
 
 
-TurnAnswer = Told | Elsewhere | NotHere
-"""What a replica answers a request for a turn with: its events, or where else to ask."""
+@dataclass(frozen=True)
+class Received:
+    """The call has come to this replica, which answers it when it can."""
+
+    replica: str
+
+
+TurnAnswer = Told | Elsewhere | NotHere | Received
+"""What a replica answers a request for a turn with: its events, or where else to ask; before that a receipt, where the
+route asks for one."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from deployment.cluster.fleet import Fleet, Load
-from deployment.cluster.names import GcsValues, remove_other_versions, versioned
+from deployment.cluster.names import GcsValues, has_other_directories, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
 from deployment.durable_place import default_place
 from deployment.durable_store import open_place
@@ -182,7 +182,10 @@ class DirectoryActor:
         return self._resumed
 
     async def is_lost(self, replica: str) -> bool:
-        """Whether others may take over from a replica: it exited, died with its node, or its lease has run out."""
+        """Whether others may take over from a replica: it exited, died with its node, or its lease has run out. One
+        that was never heard of may renew with the directory of another version, if there is any."""
+        if not self._directory.knows(replica) and await asyncio.to_thread(has_other_directories, self._app):
+            return False
         return not self._directory.may_act(replica, time.monotonic())
 
     async def is_stopping(self, replica: str) -> bool:
@@ -238,7 +241,7 @@ class DirectoryActor:
         nodes: Any = await asyncio.to_thread(ray.nodes)
         for node in nodes:
             if not node["Alive"]:
-                self._directory.node_died(node["NodeID"])
+                self._directory.node_died(node["NodeID"], time.monotonic())
         now = time.monotonic()
         for replica, known in list(self._replicas.items()):
             if now - known.renewed > MISSED_SECONDS and (known.probe is None or known.probe.done()):

@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from deployment.ownership.registry import Registry
 
-PROTOCOL = 5
+PROTOCOL = 6
 NAMESPACE = "dflash-serve"
 # An application's name may have slashes, and begin as another one's actors do.
 _NAME = re.compile(r"((?P<app>.+)/v\d+)/(directory|host-store/(?P<node>[^/]+))")
@@ -54,6 +54,11 @@ def remove(app: str) -> int:
 def remove_other_versions(app: str) -> int:
     """Ends those of every protocol version but this one. What their stores held is what the durable tier has of it."""
     return _end([name for name in _actors(app) if not name.startswith(_prefix(app))])
+
+
+def has_other_directories(app: str) -> bool:
+    """Whether replicas of another protocol version may be there."""
+    return any(name.endswith("/directory") and name != directory_name(app) for name in _actors(app))
 
 
 def host_stores() -> set[tuple[str, str]]:
@@ -102,6 +107,9 @@ class GcsValues:
 
     def names(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix)]
+
+    def value(self, name: str) -> bytes | None:
+        return internal_kv._internal_kv_get(name)
 
     def remove(self, name: str) -> None:
         internal_kv._internal_kv_del(name)

@@ -7,6 +7,7 @@ one call to each store, and while it is under way the next one gathers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -44,10 +45,12 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.owner import Owner, State
 from deployment.ownership.sending import DIRECTORY, HERE, Peer, Send
+from deployment.ownership.standing import Standing
 from deployment.ownership.words import Epoch, Member, Order, SessionKey
 from state.errors import FormatError, StateError
 
 TICK_SECONDS = 0.25
+SEE_SECONDS = 1.0
 TAKE_SECONDS = 30.0
 """How long a session's takeover may take before whoever asked is told to ask again."""
 
@@ -72,6 +75,10 @@ class Transport(Protocol):
 
     def tell_peer(self, replica: str, message: Offer | Moved) -> Coroutine[Any, Any, None]: ...
 
+    async def stores(self) -> Sequence[Member] | None:
+        """All that count, as the cluster's key-value store says, whether there is a directory or not."""
+        ...
+
 
 @dataclass
 class _Owned:
@@ -80,6 +87,10 @@ class _Owned:
     committed: int = 0
     end: NotOwned | None = None
     waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened is not None and self.owner.state is not State.TAKING
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Waits until `true()`, or until this replica is not the owner any more."""
@@ -127,6 +138,8 @@ class OwnedSessions:
         self._on_offered = offered
         self._on_drain = drain
         self._owned: dict[SessionKey, _Owned] = {}
+        self._standing = Standing()
+        self._doubt = asyncio.Event()
         self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
         self._to_directory: dict[tuple[type, SessionKey, Member | None], FromOwner] = {}
         self._heard = asyncio.Event()
@@ -135,6 +148,7 @@ class OwnedSessions:
 
     def start(self) -> None:
         """From the replica's event loop."""
+        self._spawn(self._see())
         self._spawn(self._renew())
         self._spawn(self._tick())
 
@@ -183,14 +197,14 @@ class OwnedSessions:
         owned = self._owned.get(key)
         if owned is None or owned.end is not None or owned.owner.state is State.DELETED:
             tenure = f"{self._replica}/{secrets.token_hex(8)}"
-            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, offered_by, first))
+            owned = self._owned[key] = _Owned(Owner(key, self._replica, tenure, self._standing, offered_by, first))
         deadline = time.monotonic() + TAKE_SECONDS
         try:
             if owned.opened is None:
                 claim = Claim(key, self._replica, owned.owner.tenure, self._node, given, anew, holds, alone)
                 await self._claim(owned, claim, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
-                await owned.until(lambda: owned.opened is not None and owned.owner.state is not State.TAKING)
+                await owned.until(lambda: owned.is_open and owned.owner.stands(time.monotonic()))
         except TimeoutError:
             self._forget_unopened(owned)
             raise NotNow(f"session {key}: its copies did not answer within {TAKE_SECONDS:.0f} s") from None
@@ -209,6 +223,8 @@ class OwnedSessions:
         owned = self._mine(opened.key)
         if owned.opened is not opened or owned.owner.state is not State.OPEN:
             return False
+        if not owned.owner.stands(time.monotonic()):
+            return False  # others may have begun it anew while its state was made
         owned.owner.loaded()
         owned.opened = replace(opened, records=(), images=())  # the replica has them now
         return True
@@ -291,7 +307,7 @@ class OwnedSessions:
         while owned.owner.grant is None and owned.end is None:
             match await self._transport.claim(claim):
                 case Grant() as grant:
-                    self._dispatch(owned, owned.owner.granted(grant, time.monotonic()))
+                    self._granted(owned, grant)
                     return
                 case Taken(owner=owner):
                     raise OwnedElsewhere(claim.key, owner)
@@ -303,6 +319,12 @@ class OwnedSessions:
                     await asyncio.sleep(0.1)
             if time.monotonic() > deadline:
                 raise NotNow(f"session {claim.key}: the directory does not know enough yet")
+
+    def _granted(self, owned: _Owned, grant: Grant) -> None:
+        now = time.monotonic()
+        self._dispatch(owned, owned.owner.granted(grant, now))
+        if not owned.owner.stands(now):
+            self._doubt.set()
 
     def _forget_unopened(self, owned: _Owned) -> None:
         if owned.opened is None and self._owned.get(owned.owner.key) is owned:
@@ -407,7 +429,7 @@ class OwnedSessions:
             case _ if (owned := self._owned.get(message.key)) is None:
                 pass
             case Grant():
-                self._dispatch(owned, owned.owner.granted(message, now))
+                self._granted(owned, message)
             case Join():
                 self._dispatch(owned, owned.owner.join(message, now))
             case CopiesLost():
@@ -423,6 +445,19 @@ class OwnedSessions:
             now = time.monotonic()
             for owned in list(self._owned.values()):
                 self._dispatch(owned, owned.owner.tick(now))
+                owned.changed()
+
+    async def _see(self) -> None:
+        """Every second, and when a session is granted whose stores were not seen yet. An answer that comes late says
+        nothing any more."""
+        while True:
+            self._doubt.clear()
+            asked = time.monotonic()
+            counting = await self._transport.stores()
+            if counting is not None:
+                self._standing.seen(counting, asked)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._doubt.wait(), SEE_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployment.cluster.directory_actor import MAIL_SECONDS, DirectoryActor, Mail
 from deployment.cluster.fleet import Load
 from deployment.cluster.host_store_actor import HostStoreActor, fetch_image
-from deployment.cluster.names import NAMESPACE, directory_name, named_actor, store_name
+from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
 from deployment.engine.log_lines import LogOptions
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import (
@@ -33,6 +33,7 @@ from deployment.ownership.messages import (
     ToStore,
     Wait,
 )
+from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, SessionKey
 from state.arena_file import SHARED_MEMORY
 
@@ -171,6 +172,7 @@ class RayTransport:
         self._load = load
         self._me = ray.get_runtime_context().current_actor
         self._stores: dict[str, Any] = {}
+        self._registry = Registry(GcsValues(), versioned(app))
 
     async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
         answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports, self._load())
@@ -199,6 +201,13 @@ class RayTransport:
     async def tell_peer(self, replica: str, message: Offer | Moved) -> None:
         what = f"word to replica {replica} of session {message.key}"
         await self._cluster.answered(self._directory.relay.remote(replica, message), what)
+
+    async def stores(self) -> Sequence[Member] | None:
+        try:
+            return await asyncio.to_thread(self._registry.stores)
+        except Exception as error:  # Ray has no class of its own for a key-value store that does not answer
+            log.info("the cluster's key-value store did not answer: %r", error)
+            return None
 
     @property
     def _directory(self) -> Any:

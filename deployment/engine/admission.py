@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from deployment.engine import errors
@@ -36,8 +37,14 @@ from state.memory import SequenceMemory, StateMemory
 
 logger = logging.getLogger(__name__)
 
-_Opened = tuple[SequenceMemory, Hit | None]
-"""The hit is None where a turn goes on from a checkpoint that was kept for it."""
+
+@dataclass(frozen=True)
+class _Opened:
+    """`hit`: None where a turn goes on from a checkpoint that was kept for it. `private`: as of a lane."""
+
+    memory: SequenceMemory
+    hit: Hit | None
+    private: bool
 
 
 class Admission:
@@ -70,9 +77,11 @@ class Admission:
         nothing is gained by waiting."""
         prompt = submit.prompt_ids
         reach = len(prompt) if submit.sampling.prompt_logprobs is None else 0
-        memory, hit = self._with_room(submit, prompt, reach, len(prompt) + self.budget(submit), alone)
+        opened = self._with_room(submit, prompt, reach, len(prompt) + self.budget(submit), alone)
         self._sessions.unpark(submit.turn)
-        return self._lane(submit, row, memory, hit or "device", now)
+        lane = self._lane(submit, row, opened.memory, opened.hit or "device", now)
+        lane.private = opened.private
+        return lane
 
     def replay(self, submit: Submit, resumed: Resumed, now: float) -> Lane:
         """A turn that has run elsewhere, without memory; `resume` gives it some. Raises EngineError for a turn that
@@ -124,7 +133,7 @@ class Admission:
             if turn in over or self._sessions.parked(turn) is not None:
                 continue
             try:
-                self._sessions.park(turn, self._captured(lane, "prompt", "turn_start"))
+                self._sessions.park(turn, self._captured(lane, "prompt", "turn_start"), private=lane.private)
             except Exception as error:  # also that of a device
                 logger.info("a prompt will be prefilled again: %s", error)
                 return
@@ -134,7 +143,7 @@ class Admission:
         if lane.frontier:
             form = "prompt" if lane.prefilling else "decode"
             try:
-                self._sessions.park(lane.submit.turn, self._captured(lane, form, "turn_end"))
+                self._sessions.park(lane.submit.turn, self._captured(lane, form, "turn_end"), private=lane.private)
             except Exception as error:  # also that of a device: the ledger is enough
                 logger.info("a suspended turn will be replayed: %s", error)
         # what was captured already is not captured again
@@ -152,11 +161,12 @@ class Admission:
         """Gives a suspended lane memory again. `CapacityError` if there is no room now."""
         submit = lane.submit
         tokens = lane.prompt_tokens + lane.budget
-        memory, hit = self._with_room(submit, lane.ledger, lane.reusable, tokens, alone)
+        opened = self._with_room(submit, lane.ledger, lane.reusable, tokens, alone)
         self._sessions.unpark(submit.turn)
-        lane.memory, lane.row, lane.suspended, lane.imaged = memory, row, False, memory.frontier
-        if hit is not None and not lane.begun:
-            lane.hit, lane.reused = hit, memory.frontier  # nothing was told yet: its prompt begins anew
+        lane.memory, lane.row, lane.suspended, lane.private = opened.memory, row, False, opened.private
+        lane.imaged = lane.frontier
+        if opened.hit is not None and not lane.begun:
+            lane.hit, lane.reused = opened.hit, lane.frontier  # nothing was told yet: its prompt begins anew
         if not lane.begun and submit.resumed is not None:
             lane.admitted_at = now
 
@@ -183,7 +193,7 @@ class Admission:
             if not alone:
                 raise
             opened = self._sessions.with_room(take, keep=None)
-        if submit.session and opened[1] is not None:
+        if submit.session and opened.hit is not None:
             self._sessions.settle(submit.session)
         return opened
 
@@ -195,19 +205,21 @@ class Admission:
         own = self._sessions.parked(submit.turn)
         if own is not None and own.frontier <= reach:
             try:
-                return self._memory.restore(own, tokens), None
+                private = self._sessions.is_parked_private(submit.turn)
+                return _Opened(self._memory.restore(own, tokens), None, private)
             except CoverageError as error:
                 logger.warning("a suspended turn is replayed: %s", error)
                 self._sessions.unpark(submit.turn)
         reachable = ledger[: reach + 1]
+        private = submit.session is not None and self._sessions.is_private(submit.session)
         while (found := self._deepest(submit, reachable)) is not None:
             checkpoint, hit = found
             try:
-                return self._memory.restore(checkpoint, tokens), hit
+                return _Opened(self._memory.restore(checkpoint, tokens), hit, private)
             except CoverageError as error:
                 logger.warning("a checkpoint is not used: %s", error)
                 self._sessions.discard(checkpoint)
-        return self._memory.open(tokens), "none"
+        return _Opened(self._memory.open(tokens), "none", private)
 
     def _source(self, submit: Submit, ledger: Sequence[int]) -> Checkpoint | None:
         found = self._deepest(submit, ledger)

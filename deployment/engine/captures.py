@@ -61,7 +61,8 @@ class Captures:
         capture raises."""
         here = tuple(lane.ledger[: lane.frontier]), begun(lane.submit.media, lane.frontier)
         if here not in map(processed, self._sessions.pinned(session, lane.frontier)):
-            self._sessions.add(session, self._capture(lane, "explicit"), lane.submit.tenant)
+            checkpoint = self._capture(lane, "explicit")
+            self._sessions.add(session, checkpoint, lane.submit.tenant, private=lane.private)
         return lane.frontier
 
     def decoded(self, lane: Lane) -> None:
@@ -80,7 +81,8 @@ class Captures:
         elif since == lane.frontier or self._policy.worth(since) or (always and since):
             self._give(lane, "turn_end")
         if lane.generated:
-            self._sessions.commit(lane.session, lane.ledger, lane.submit.tenant, lane.submit.media)
+            tenant, media = lane.submit.tenant, lane.submit.media
+            self._sessions.commit(lane.session, lane.ledger, tenant, media, private=lane.private)
         return lane.frontier - self._since_kept(lane)
 
     def _since_kept(self, lane: Lane) -> int:
@@ -94,7 +96,7 @@ class Captures:
             return
         checkpoint = self._captured(lane, kind)
         if checkpoint is not None:
-            self._sessions.add(session, checkpoint, lane.submit.tenant)
+            self._sessions.add(session, checkpoint, lane.submit.tenant, private=lane.private)
             self._emit(Captured(lane.submit.turn, session, kind, checkpoint.frontier))
 
     def _give_parked(self, lane: Lane, session: str) -> None:
@@ -103,7 +105,7 @@ class Captures:
             self._emit(Captured(lane.submit.turn, session, "turn_end", checkpoint.frontier))
 
     def _tap_system(self, lane: Lane) -> None:
-        if lane.session is not None and self._sessions.is_private(lane.session):
+        if lane.private:
             return
         tenant, tokens = lane.submit.tenant, lane.ledger[: lane.frontier]
         if self._policy.worth(lane.frontier - self._sessions.nearest(None, tokens, tenant, lane.submit.media)):

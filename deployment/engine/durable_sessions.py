@@ -3,7 +3,7 @@
 What a publication needs of the device is read at once, on the engine's thread, while the checkpoints are there; writing
 it is a background writer's work. Pages that were hashed before are not hashed again, and what is known to be stored is
 not read: a turn costs what it added. A turn whose state need not follow yet costs its record alone: the document then
-names the state that was written before.
+names the state that was written before, of the same session under the same epoch: after a delete its id may come back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from state.fingerprint import Fingerprint
 from state.manifest import Segment
 from state.media import begun
 from state.memory import StateMemory
-from state.names import Order, SessionKey
+from state.names import Epoch, Order, SessionKey
 from state.publication_record import StoredCheckpoint, StoredSegment
 from state.session_record import SessionRecord
 
@@ -47,14 +47,25 @@ _Kept = tuple[Checkpoint, tuple[Segment, ...]]
 
 
 @dataclass(frozen=True)
+class _Written:
+    """State that a publication brought. `session`: as the engine knows it; `epoch`: under which it was published;
+    `signed`: whether as this cluster's own."""
+
+    session: str
+    epoch: Epoch
+    signed: bool
+    kept: tuple[_Kept, ...]
+
+
+@dataclass(frozen=True)
 class _Publication:
-    """What is written later, without the device. `kept`: the checkpoints that the document names, with their segments;
+    """What is written later, without the device. `state`: the checkpoints that the document names, with their segments;
     `media`: the segments of its media. `held`: segments by digest, all that were not known to be stored."""
 
     key: SessionKey
     order: Order
     document: bytes
-    kept: tuple[_Kept, ...]
+    state: _Written
     media: tuple[Segment, ...]
     held: Mapping[bytes, bytes]
 
@@ -82,7 +93,7 @@ class DurableSessions:
         self._done = done
         self._digests = SegmentDigests()
         self._stored: dict[bytes, None] = {}
-        self._written: dict[SessionKey, tuple[_Kept, ...]] = {}
+        self._written: dict[SessionKey, _Written] = {}
         self._lock = threading.Lock()
         self.flow_out = self.flow_in = Flow()
         """What was written and read so far."""
@@ -102,6 +113,7 @@ class DurableSessions:
     def publish(
         self,
         memory: StateMemory,
+        session: str,
         key: SessionKey,
         order: Order,
         checkpoints: Sequence[Checkpoint],
@@ -116,24 +128,32 @@ class DurableSessions:
         is known to be written, the state goes with the record all the same.
         """
         with self._lock:
-            carried = self._written.get(key) if record_alone else None
-        if carried is not None:
-            detached = encode_carried(memory, carried, record, fingerprint, signing_key, self._digests)
-            kept, to_read = carried, detached.of_media()
+            state = self._written.get(key) if record_alone else None
+        if state is not None and state.epoch == order.epoch:
+            its_key = signing_key if state.signed else None
+            detached = encode_carried(memory, state.kept, record, fingerprint, its_key, self._digests)
+            to_read = detached.of_media()
         else:
             detached = encode_detached(
                 memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
             )
-            kept, to_read = _kept(checkpoints, detached), detached.segments
+            state = _Written(session, order.epoch, signing_key is not None, _kept(checkpoints, detached))
+            to_read = detached.segments
         with self._lock:
             fresh = [segment for segment in to_read if segment.sha256 not in self._stored]
         held = {segment.sha256: segment.read() for segment in fresh}
         media = tuple(Segment(segment.size, segment.sha256) for segment in detached.of_media())
-        publication = _Publication(key, order, detached.document, kept, media, held)
+        publication = _Publication(key, order, detached.document, state, media, held)
         self._writer.submit(
             Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
         )
         return sum(map(len, publication.held.values()))
+
+    def forget(self, session: str) -> None:
+        """The session has no state any more, or another one: what was written of it goes with no further record."""
+        with self._lock:
+            for key in [key for key, written in self._written.items() if written.session == session]:
+                del self._written[key]
 
     def _described(self, kept: Sequence[_Kept]) -> tuple[StoredCheckpoint, ...]:
         among = [checkpoint for checkpoint, _ in kept]
@@ -158,7 +178,7 @@ class DurableSessions:
             return published
 
         try:
-            return publish((*media, *self._described(publication.kept)))
+            return publish((*media, *self._described(publication.state.kept)))
         except MissingSegment as error:
             # The store let go of it in the meantime. The ledger must not wait for the turn that writes it again.
             logger.info("session %s becomes durable without its state: %s", key, error)
@@ -169,13 +189,13 @@ class DurableSessions:
             return replace(publish(()), payload=False)
 
     def _ended(self, publication: _Publication, outcome: Outcome) -> None:
-        digests = {segment.sha256 for _, segments in publication.kept for segment in segments}
+        digests = {segment.sha256 for _, segments in publication.state.kept for segment in segments}
         digests |= {segment.sha256 for segment in publication.media}
         with self._lock:
             if outcome != "superseded":
                 self._written.pop(publication.key, None)
-                if isinstance(outcome, Published) and outcome.payload and publication.kept:
-                    self._written[publication.key] = publication.kept
+                if isinstance(outcome, Published) and outcome.payload and publication.state.kept:
+                    self._written[publication.key] = publication.state
             for digest in digests if outcome != "superseded" else ():
                 self._stored.pop(digest, None)
                 if isinstance(outcome, Published) and outcome.payload:

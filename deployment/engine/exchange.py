@@ -118,6 +118,7 @@ class StateExchange:
         chosen = self._standing_for(command.session) if command.foreign is None else []
         read = self._durable.publish(
             self._memory,
+            command.session,
             command.key,
             command.order,
             chosen,
@@ -127,6 +128,12 @@ class StateExchange:
             record_alone=command.record_alone and command.foreign is None,
         )
         return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
+
+    def forget(self, session: str) -> None:
+        """The session has no state any more, or another one."""
+        self._sessions.drop(session)
+        if self._durable is not None:
+            self._durable.forget(session)
 
     # ------------------------------------------------------------------------------------------------ coming in
 
@@ -164,6 +171,7 @@ class StateExchange:
         loaded = self._load(document, command) if self._loadable(mismatch) else []
         if command.migration is not None:
             self._staged.imported(command.migration)
+        self.forget(command.session)
         self._sessions.replace(command.session, loaded, command.origin, command.tenant, shared=document.signed)
         if loaded and record.ledger:
             self._sessions.commit(command.session, record.ledger, media=record.media)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ORPHANED = 3
 """Exit code where nobody is left to work for."""
+DEAF = 4
+"""Exit code where the parent cannot be heard, or told, any more."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,7 +37,7 @@ logger = logging.getLogger("deployment.engine.process")
 
 def main(connection: socket.socket, parent: int) -> None:
     _die_with(parent)
-    from deployment.engine.frames import receive_messages, send_queued
+    from deployment.engine.frames import receive_messages
     from deployment.engine.log_lines import log_to_stderr
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes us
@@ -47,7 +49,7 @@ def main(connection: socket.socket, parent: int) -> None:
     threading.Thread(target=_read, args=(connection, commands), daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, durability = _loaded(first[0], connection, events)
-    writer = threading.Thread(target=send_queued, args=(connection, events), daemon=True)
+    writer = threading.Thread(target=_write, args=(connection, events, commands), daemon=True)
     writer.start()
     from deployment.engine.loop import run_engine
 
@@ -90,13 +92,37 @@ def _read(connection: socket.socket, commands: queue.SimpleQueue[Any]) -> None:
     """An empty list is the parent's goodbye; the stream's end without one means that it is gone."""
     from deployment.engine.frames import receive_messages
 
-    while (messages := receive_messages(connection)) is not None:
-        for message in messages:
-            commands.put(message)
-        if not messages:
-            commands.put(None)
-            return
+    try:
+        while (messages := receive_messages(connection)) is not None:
+            for message in messages:
+                commands.put(message)
+            if not messages:
+                commands.put(None)
+                return
+    except Exception:
+        logger.exception("commands cannot be read any more")
+        os._exit(DEAF)
     os._exit(ORPHANED)
+
+
+def _write(connection: socket.socket, events: queue.SimpleQueue[Any], commands: queue.SimpleQueue[Any]) -> None:
+    """Ends with its goodbye, or the process does."""
+    from deployment.engine.frames import send_queued, unsent
+    from deployment.engine.messages import Cancel
+
+    def unsendable(event: Any, error: Exception) -> None:
+        logger.error("a %s was not sent", type(event).__name__, exc_info=error)
+        events.put(unsent(event, error))
+        if getattr(event, "call", None) is None:
+            commands.put(Cancel(event.turn))  # nobody hears the rest of it
+
+    try:
+        send_queued(connection, events, unsendable)
+    except OSError:
+        os._exit(ORPHANED)
+    except Exception:
+        logger.exception("events cannot be sent any more")
+        os._exit(DEAF)
 
 
 def _die_with(parent: int) -> None:

@@ -21,10 +21,10 @@ from typing import Protocol
 from deployment.engine.durability import CLOSE_SECONDS as WRITING_SECONDS
 from deployment.engine.durability import Durability
 from deployment.engine.engine import Engine
-from deployment.engine.frames import receive_messages, send_messages, send_queued
+from deployment.engine.frames import receive_messages, send_messages, send_queued, unsent
 from deployment.engine.loading import Models
 from deployment.engine.loop import run_engine
-from deployment.engine.messages import Command, Event
+from deployment.engine.messages import Command, Event, Failed
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 
@@ -73,8 +73,10 @@ class ThreadRunner:
         except BaseException as error:
             logger.exception("the engine's thread ended")
             reason = str(error)
-        self._durability.close()
-        self._ended(reason)
+        try:
+            self._durability.close()
+        finally:
+            self._ended(reason)
 
 
 class ProcessRunner:
@@ -120,29 +122,51 @@ class ProcessRunner:
             ours.close()
             self._started.put(f"the engine's process could not be started: {error}")
             return
+        fault = None
         with ours:
             refusal = self._first_word(ours)
             self._started.put(refusal)
             if refusal is None:
-                threading.Thread(target=send_queued, args=(ours, self._commands), daemon=True).start()
-                self._forward(ours)
+                threading.Thread(target=self._send, args=(ours,), name="engine commands", daemon=True).start()
+                fault = self._forward(ours)
         status = self._wait()
         self._commands.put(None)
         if refusal is None:
-            self._ended("it was closed" if self._closing else f"its process ended {status}")
+            self._ended("it was closed" if self._closing else fault or f"its process ended {status}")
+
+    def _send(self, ours: socket.socket) -> None:
+        """However it ends, the process hears of it, and ends too."""
+        try:
+            send_queued(ours, self._commands, lambda command, error: self._deliver((_unsent(command, error),)))
+        except OSError:
+            pass  # the process is gone, and whoever reads from it says how it ended
+        except Exception:
+            logger.exception("the engine can be told nothing any more")
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR)
 
     def _first_word(self, ours: socket.socket) -> str | None:
         """None once the engine is ready; else why it is not."""
-        with contextlib.suppress(OSError):
-            send_messages(ours, [self._options])
-        first = receive_messages(ours)
+        try:
+            with contextlib.suppress(OSError):
+                send_messages(ours, [self._options])
+            first = receive_messages(ours)
+        except Exception as error:
+            logger.exception("the engine's process cannot be spoken to")
+            return f"the engine's process cannot be spoken to: {error}"
         if first is None:
             return f"the engine's process ended {self._wait()} while it was loading"
         return first[0] or None
 
-    def _forward(self, ours: socket.socket) -> None:
-        while (events := receive_messages(ours)) is not None:
-            self._deliver(events)
+    def _forward(self, ours: socket.socket) -> str | None:
+        """Until the process is gone. Returns why it is to end, where nobody can hear what it says."""
+        try:
+            while (events := receive_messages(ours)) is not None:
+                self._deliver(events)
+        except Exception as error:
+            logger.exception("the engine's events are not heard any more")
+            return f"its events are not heard any more: {type(error).__name__}: {error}"
+        return None
 
     def _wait(self) -> str:
         """How the process ended. One that has closed its end, and does not end itself, is killed."""
@@ -152,6 +176,11 @@ class ProcessRunner:
             self._process.kill()
             code = self._process.wait()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _unsent(command: Command, error: Exception) -> Failed:
+    logger.error("a %s was not sent to the engine", type(command).__name__, exc_info=error)
+    return unsent(command, error)
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -2,8 +2,8 @@
 
 Sessions hold checkpoints, at most `KEPT` each beside explicit ones; a *tap* at the end of a tools-and-system block is
 held for the whole tenant, and counts to no session. What one turn of a tenant left, every other one finds: the deepest
-checkpoint that is an exact prefix, whoever holds it. Only state that came from outside is found by its own session
-alone, and so is what was computed from it.
+checkpoint that is an exact prefix, whoever holds it. Only state that came from outside is *private*: it is found by its
+own session alone, and so is what was computed from it, also when all that the session held was evicted meanwhile.
 
 When memory is short, the checkpoint goes that spares the least prefill for what it gives back, the longest unused first
 among equals, explicit ones after the others; its copies in other tiers are not touched. It is one of a tenant's that
@@ -51,6 +51,12 @@ class _Holder:
     used: int = 0
 
 
+@dataclass(frozen=True)
+class _Parked:
+    checkpoint: Checkpoint
+    private: bool
+
+
 class SessionTable:
     """Owns the checkpoints that it holds."""
 
@@ -61,7 +67,7 @@ class SessionTable:
         self._tree: PrefixTree[Checkpoint] = PrefixTree()
         self._sessions: dict[str, _Holder] = {}
         self._holders: dict[Checkpoint, _Holder] = {}
-        self._parked: dict[str, Checkpoint] = {}
+        self._parked: dict[str, _Parked] = {}
         self._used: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self._uses = 0
 
@@ -143,10 +149,10 @@ class SessionTable:
         if session in self._sessions:
             self._sessions[session].origin = "device"
 
-    def add(self, session: str, checkpoint: Checkpoint, tenant: str = "") -> None:
+    def add(self, session: str, checkpoint: Checkpoint, tenant: str = "", *, private: bool = False) -> None:
         """Gives a checkpoint to a session, and releases what it replaces: one of the same tokens, media and kind, or
-        one more than `KEPT`."""
-        held = self._session(session, tenant)
+        one more than `KEPT`. `private`: it was computed from private state, so that the session is private now."""
+        held = self._session(session, tenant, private)
         same = [c for c in held.checkpoints if c.kind == checkpoint.kind and processed(c) == processed(checkpoint)]
         for old in same:
             self._release(old)
@@ -157,9 +163,11 @@ class SessionTable:
         """Keeps a checkpoint for all turns of a tenant."""
         self._hold(_Holder(None, _tenant(tenant), tenant), checkpoint)
 
-    def commit(self, session: str, ledger: Sequence[int], tenant: str = "", media: Placed = ()) -> None:
+    def commit(
+        self, session: str, ledger: Sequence[int], tenant: str = "", media: Placed = (), *, private: bool = False
+    ) -> None:
         """Notes what a session has committed, whether there is a checkpoint at its end or not."""
-        held = self._session(session, tenant)
+        held = self._session(session, tenant, private)
         held.ledger, held.media = tuple(ledger), media
 
     def replace(
@@ -169,7 +177,7 @@ class SessionTable:
         too if they are `shared`; state that nobody vouches for is not: it is found by this session alone, and so is all
         that it computes later."""
         self.drop(session)
-        root = _tenant(tenant) if shared else ("session", session)
+        root = _tenant(tenant) if shared else _own(session)
         held = self._sessions[session] = _Holder(session, root, tenant, origin=origin)
         for checkpoint in checkpoints:
             self._hold(held, checkpoint)
@@ -199,25 +207,32 @@ class SessionTable:
 
     # ------------------------------------------------------------------------------------------------ parked turns
 
-    def park(self, turn: str, checkpoint: Checkpoint) -> None:
+    def park(self, turn: str, checkpoint: Checkpoint, *, private: bool = False) -> None:
         """Keeps what a preempted turn will go on from."""
-        self._parked[turn] = checkpoint
+        self._parked[turn] = _Parked(checkpoint, private)
 
     def parked(self, turn: str) -> Checkpoint | None:
-        return self._parked.get(turn)
+        parked = self._parked.get(turn)
+        return parked.checkpoint if parked is not None else None
+
+    def is_parked_private(self, turn: str) -> bool:
+        """Whether what the turn will go on from was computed from private state."""
+        parked = self._parked.get(turn)
+        return parked is not None and parked.private
 
     def unpark(self, turn: str) -> None:
         """Releases a turn's parked checkpoint, if it has one."""
-        checkpoint = self._parked.pop(turn, None)
-        if checkpoint is not None:
-            self._memory.release(checkpoint)
+        parked = self._parked.pop(turn, None)
+        if parked is not None:
+            self._memory.release(parked.checkpoint)
 
     def give_parked(self, turn: str, session: str, tenant: str = "") -> Checkpoint | None:
         """Makes a turn's parked checkpoint one of a session's. None if there is none."""
-        checkpoint = self._parked.pop(turn, None)
-        if checkpoint is not None:
-            self.add(session, checkpoint, tenant)
-        return checkpoint
+        parked = self._parked.pop(turn, None)
+        if parked is None:
+            return None
+        self.add(session, parked.checkpoint, tenant, private=parked.private)
+        return parked.checkpoint
 
     # ------------------------------------------------------------------------------------------------ eviction
 
@@ -250,7 +265,7 @@ class SessionTable:
     def evictable(self, pool: str, keep: str | None, turn: str | None = None, source: Checkpoint | None = None) -> int:
         """Images or pages that would be free if all checkpoints that `with_room` may evict were."""
         checkpoints = self._candidates(keep, source)
-        checkpoints += [c for name, c in self._parked.items() if name != turn]
+        checkpoints += [parked.checkpoint for name, parked in self._parked.items() if name != turn]
         if pool == self._memory.images.name:
             return len(checkpoints)
         holders = Counter(page for c in checkpoints for page in self._pages(c, pool))
@@ -336,10 +351,15 @@ class SessionTable:
         if kept != len(self._memory.checkpoints):
             raise StateError(f"session table: {kept} checkpoints are held, {len(self._memory.checkpoints)} exist")
 
-    def _session(self, session: str, tenant: str) -> _Holder:
+    def _session(self, session: str, tenant: str, private: bool) -> _Holder:
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Holder(session, _tenant(tenant), tenant)
+        if private and held.root != _own(session):
+            held.root = _own(session)
+            for checkpoint in held.checkpoints:
+                self._tree.remove(checkpoint)
+                self._insert(held, checkpoint)
         self._use(held)
         return held
 
@@ -352,9 +372,12 @@ class SessionTable:
         self._holders[checkpoint] = held
         for pool in self._pools:
             self._used[pool].add(held.tenant, self._pages(checkpoint, pool))
+        self._insert(held, checkpoint)
+        self._use(held)
+
+    def _insert(self, held: _Holder, checkpoint: Checkpoint) -> None:
         tokens, media = processed(checkpoint)
         self._tree.insert(held.root, tokens, checkpoint, page_keys(media))
-        self._use(held)
 
     def _release(self, checkpoint: Checkpoint) -> None:
         held = self._holders.pop(checkpoint)
@@ -367,6 +390,10 @@ class SessionTable:
 
 def _tenant(name: str) -> _Root:
     return _TENANT, name
+
+
+def _own(session: str) -> _Root:
+    return "session", session
 
 
 def processed(checkpoint: Checkpoint) -> tuple[tuple[int, ...], Placed]:

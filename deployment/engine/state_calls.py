@@ -75,7 +75,7 @@ class StateCalls:
                 return self._exchange.fork(command)
             case Drop():
                 self._detach(command.session)
-                self._sessions.drop(command.session)
+                self._exchange.forget(command.session)
                 return Dropped(command.call, command.session)
 
     def _detach(self, session: str) -> None:
@@ -89,7 +89,7 @@ class StateCalls:
             return self._exchange.verify_staged(command)
         except EngineError:
             self._detach(command.session)
-            self._sessions.drop(command.session)
+            self._exchange.forget(command.session)
             raise
 
     def _running(self, turn: str) -> Lane:

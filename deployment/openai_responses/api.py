@@ -258,8 +258,9 @@ def _digits(text: str) -> str:
 
 
 def _later_than_others(alike: str) -> str:
-    """The digits of a session that a request begins: those it shares with requests like it, the time, and a draw."""
-    return f"{alike}{int(time.time() * 1000):0{_TIME}x}{secrets.token_hex(16)}"[:32]
+    """The digits of a session that a request begins: those it shares with requests like it, the time, and a draw that
+    nobody can guess."""
+    return f"{alike}{int(time.time() * 1000):0{_TIME}x}{secrets.token_hex(16)}"
 
 
 def _unknown(name: str) -> RequestError:

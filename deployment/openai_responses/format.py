@@ -18,7 +18,7 @@ from deployment.parsing.turn_text import ToolCall
 from deployment.pieces import Piece, Text, Thought, joined, pieces
 from deployment.wire import Closed, Delta, Opened, Told
 
-_ID = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
+_ID = re.compile(r"resp_([0-9a-f]{32}|[0-9a-f]{59})([0-9a-f]{32})")
 _NOWHERE = "0" * 32
 _SESSION = "resp-"
 
@@ -30,7 +30,7 @@ def session_of(response: str) -> tuple[str, str] | None:
 
 
 def session_name(digits: str) -> str:
-    """`digits`: 32 hex digits."""
+    """`digits`: 32 hex digits, or 59 of a session that began from an older response."""
     return f"{_SESSION}{digits}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 
 from deployment.ownership.known_session import KnownSession
 from deployment.ownership.known_sessions import KnownSessions
+from deployment.ownership.known_stores import KnownStores
 from deployment.ownership.liveness import Liveness
 from deployment.ownership.messages import (
     Claim,
@@ -51,8 +52,7 @@ class Directory:
         self._registry = registry
         self.incarnation = registry.next_incarnation(unix)
         self.is_first = self.incarnation == registry.first_incarnation()
-        self._void = set(registry.void())
-        self._unheard = set(registry.stores())
+        self._stores = KnownStores(registry, now)
         self._counter = 0
         self._sessions = KnownSessions()
         self._live = Liveness(now)
@@ -64,14 +64,14 @@ class Directory:
     def store_here(self, member: Member, index: Iterable[Ends], now: float) -> bool:
         """A store tells all that it holds. False: it is void, and must begin again with a fresh arena."""
         if self._live.is_dead(member.node):
-            self._make_void(member)
+            self._make_void(member, now)
         if not self._registry.may_count(member):
             return False
         for older in self._registry.stores():
             if older.node == member.node and older != member:
-                self._make_void(older)
-        all_known = not self._may_exist()
-        self._unheard.discard(member)
+                self._make_void(older, now)
+        all_known = not self._may_exist(now)
+        self._stores.heard(member)
         if not self._live.has_heard(member):
             self._sessions.disturb()  # it may be a better place for any of them
         self._live.store_heard(member, now)
@@ -103,8 +103,9 @@ class Directory:
     def _act_upon(self, grant: Grant, now: float) -> None:
         """A replica acts upon a grant, and has not come to an end with it."""
         session = self._sessions.learn(grant.key)
-        if session.pending == grant or (session.barren and session.granted.get(grant.tenure) == grant.epoch):
-            session.barren = False  # it has not heard that its copies are lost
+        unheard = session.barren and session.granted.get(grant.tenure, NEVER) >= grant.epoch
+        if session.pending == grant or unheard:
+            session.barren = False  # it has not heard that its copies are lost, nor perhaps that it was granted them
         elif grant.epoch > session.epoch:
             session.pending, session.sent, session.alone = grant, now, grant.alone
             if grant.named is not None and (session.named is None or grant.named.epoch > session.named.epoch):
@@ -115,11 +116,11 @@ class Directory:
     def replica_exited(self, replica: str) -> None:
         self._live.exited(replica)
 
-    def node_died(self, node: str) -> None:
+    def node_died(self, node: str, now: float) -> None:
         self._live.node_died(node)
         for member in self._registry.stores():
             if member.node == node:
-                self._make_void(member)
+                self._make_void(member, now)
 
     def durable_ids(self, ids: Iterable[tuple[SessionKey, Order]]) -> None:
         """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
@@ -130,15 +131,20 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- questions
 
+    def knows(self, replica: str) -> bool:
+        """Whether anything was heard of a replica."""
+        return self._live.knows(replica)
+
     def may_act(self, replica: str, now: float) -> bool:
         """Whether a replica has to be reckoned with, or others may take over from it."""
         return self._live.may_act(replica, now)
 
     def locate(self, key: SessionKey, now: float) -> Placed | Wait | None:
         """None: there is no such session. Never that while somebody who might know has not answered."""
+        self._stores.look(now)
         session = self._sessions.get(key)
         if session is None or session.gone:
-            return Wait(key, REPEAT_SECONDS) if session is None and self._may_exist() else None
+            return Wait(key, REPEAT_SECONDS) if session is None and self._may_exist(now) else None
         return self._placed(key, session, now)
 
     def sessions(self, tenant: str, now: float) -> tuple[Placed, ...]:
@@ -153,29 +159,34 @@ class Directory:
 
     def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
         """A replica wants to become a session's owner."""
+        self._stores.look(now)
         if self._live.renewed(claim.replica, claim.node, now):
             self._sessions.disturb()
         key, session = claim.key, self._sessions.change(claim.key)
         if session is None:
-            return Wait(key, REPEAT_SECONDS) if self._may_exist() else self._begin(claim, now)
-        if self._unheard.intersection(session.suspects) or (session.named is None and self._unheard):
+            return Wait(key, REPEAT_SECONDS) if self._may_exist(now) else self._begin(claim, now)
+        unheard = self._stores.unheard
+        if unheard.intersection(session.suspects) or (session.named is None and unheard):
             return Wait(key, REPEAT_SECONDS)
         given = claim.given is not None and session.named is not None and claim.given == session.named.epoch
         owner = session.owner
         if owner not in (None, claim.replica) and not session.gone and self._live.may_act(owner, now) and not given:
             return Taken(key, owner)
-        nothing_left = not self._counting(session.suspects) or session.barren
+        nothing_left = not self._stores.counting(session.suspects) or session.barren
         if nothing_left or session.founding or session.begins_anew:
-            if self._unheard and not self._is_ours(session):
+            if unheard and not self._is_ours(session):
                 return Wait(key, REPEAT_SECONDS)  # a store may know a later set than that which is void
             if session.pending is not None and session.pending.tenure == claim.tenure and not nothing_left:
                 self._grant_sound(key, session, now)
                 return session.pending
-            again = claim.anew or session.gone or self._has_newest(claim, session)
-            if not again:
+            newest = self._has_newest(claim, session)
+            if not (claim.anew or session.gone or newest):
                 return Lost(key)
+            believed_until = self._stores.believed_until(session.suspects, self._is_ours(session))
+            if nothing_left and not newest and now < believed_until:
+                return Wait(key, REPEAT_SECONDS)  # its owner was not sealed, and may not know yet that it is none
             alone = claim.alone if session.gone else session.alone
-            grant = self._begin(claim, now, anew=True, alone=alone, previous=self._counting(session.suspects))
+            grant = self._begin(claim, now, anew=True, alone=alone, previous=self._stores.counting(session.suspects))
             founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
             self._sessions.learn(key).founding = founding
             return grant
@@ -219,8 +230,8 @@ class Directory:
         session = self._sessions.change(silent.key)
         if session is None or silent.epoch < (session.named.epoch if session.named else NEVER):
             return
-        if silent.member not in self._void:
-            self._give_up(silent.member)
+        if self._stores.counting([silent.member]):
+            self._give_up(silent.member, now)
             return
         pending, named = session.pending, session.named
         theirs = named is not None and silent.epoch == named.epoch and session.tenure is not None
@@ -248,7 +259,7 @@ class Directory:
         session = self._sessions.change(joined.key)
         if session is None or session.named is None or joined.epoch != session.named.epoch or session.pending:
             return
-        if session.tenure is not None and not self._void.intersection(joined.members):
+        if session.tenure is not None and not self._stores.any_void(joined.members):
             self._grant(joined.key, session, session.named.owner, session.tenure, joined.members, now)
             session.sent = float("-inf")
 
@@ -256,16 +267,17 @@ class Directory:
 
     def reconcile(self, now: float) -> list[tuple[str, Word]]:
         """What replicas must be told now, again where nothing shows that they heard it."""
+        self._stores.look(now)
         for member in self._live.silent_stores(now):
-            self._give_up(member)
+            self._give_up(member, now)
         messages: list[tuple[str, Word]] = [*self._superseded]
         self._superseded.clear()
-        if not self._may_exist():
+        if not self._may_exist(now):
             self._sessions.forget_gone(now)
         for key, session in self._sessions.restless(now):
             if now - session.sent < REPEAT_SECONDS:
                 continue
-            if session.suspects and not self._counting(session.suspects):
+            if session.suspects and not self._stores.counting(session.suspects):
                 messages += self._copies_lost(key, session, now)
                 self._sessions.rests(key)
                 continue
@@ -285,7 +297,7 @@ class Directory:
             current = (*session.pending.previous, *session.pending.members)
         else:
             current = session.named.members if session.named else ()
-        return bool(self._void.intersection(current)) and bool(self._counting(session.suspects))
+        return self._stores.any_void(current) and bool(self._stores.counting(session.suspects))
 
     def _copies_lost(self, key: SessionKey, session: KnownSession, now: float) -> list[tuple[str, CopiesLost]]:
         """To all who may still wait for a receipt; once, since one that has not heard it reports the session again."""
@@ -329,7 +341,7 @@ class Directory:
             session.given = False
         else:
             return
-        if self._counting(session.suspects):
+        if self._stores.counting(session.suspects):
             self._grant(key, session, replica, tenure, self._best_set(session), now)
             session.sent = float("-inf")
 
@@ -342,7 +354,7 @@ class Directory:
         joiners = [member for member in wanted if member not in members]
         if not joiners:
             return None
-        kept = [member for member in wanted if member in members] or list(self._counting(members))
+        kept = [member for member in wanted if member in members] or list(self._stores.counting(members))
         return Join(key, session.named.epoch, joiners[0], (joiners[0], *kept)[: session.copies])
 
     # -------------------------------------------------------------------------------------------- grants and sets
@@ -380,16 +392,16 @@ class Directory:
         self._counter += 1
         epoch = Epoch(self.incarnation, self._counter)
         session.granted[tenure] = epoch
-        previous = previous or self._counting(session.suspects)
+        previous = previous or self._stores.counting(session.suspects)
         anew = anew or session.begins_anew  # until somebody has done so
         session.pending = Grant(key, epoch, replica, tenure, previous, members, session.named, anew, session.alone)
         session.sent = now
         return session.pending
 
     def _best_set(self, session: KnownSession) -> tuple[Member, ...]:
-        named = self._counting(session.named.members) if session.named else ()
-        pending = self._counting(session.pending.members) if session.pending else ()
-        return named or pending or self._counting(session.suspects)
+        named = self._stores.counting(session.named.members) if session.named else ()
+        pending = self._stores.counting(session.pending.members) if session.pending else ()
+        return named or pending or self._stores.counting(session.suspects)
 
     def _choose(self, key: SessionKey, node: str | None, prefer: Collection[Member], copies: int) -> tuple[Member, ...]:
         """The store of `node`, then those that hold copies already, then by rendezvous of session and node."""
@@ -402,25 +414,22 @@ class Directory:
 
     # -------------------------------------------------------------------------------------------- stores
 
-    def _give_up(self, member: Member) -> None:
+    def _give_up(self, member: Member, now: float) -> None:
         """Makes a silent store void; never the last one of a session's set, since who was to join may be unfinished."""
         for session in self._sessions.values():
-            if session.named and not session.gone and self._counting(session.named.members) == (member,):
+            if session.named and not session.gone and self._stores.counting(session.named.members) == (member,):
                 return
-        self._make_void(member)
+        self._make_void(member, now)
 
-    def _make_void(self, member: Member) -> None:
-        self._registry.make_void(member)
-        self._void.add(member)
-        self._unheard.discard(member)
+    def _make_void(self, member: Member, now: float) -> None:
+        self._stores.make_void(member, now)
         self._live.forget_store(member)
         self._sessions.lose(member)
 
-    def _counting(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        return tuple(member for member in members if member not in self._void)
-
-    def _may_exist(self) -> bool:
-        return bool(self._unheard) or not self._durable_ids_known
+    def _may_exist(self, now: float) -> bool:
+        """A session of which nothing is known. Who owned one that only void stores had may publish for a while yet."""
+        waits = bool(self._stores.unheard) or not self._durable_ids_known
+        return waits or now < self._stores.believed_until((), all_known=False)
 
     def _learn(self, ends: Ends) -> None:
         """What a store holds of one session."""
@@ -436,7 +445,7 @@ class Directory:
 
     def _placed(self, key: SessionKey, session: KnownSession, now: float) -> Placed:
         owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None
-        return Placed(key, session.epoch, owner, self._counting(session.suspects), session.alone)
+        return Placed(key, session.epoch, owner, self._stores.counting(session.suspects), session.alone)
 
 
 def _says_nothing(ends: Ends) -> bool:

@@ -48,6 +48,10 @@ class Liveness:
     def node_of(self, replica: str) -> str | None:
         return self._nodes.get(replica)
 
+    def knows(self, replica: str) -> bool:
+        """Whether anything was heard of it since the start."""
+        return replica in self._renewed or replica in self._exited
+
     def may_act(self, replica: str, now: float) -> bool:
         """Whether a replica has to be reckoned with: it neither exited, nor died with its node, nor fell silent."""
         if replica in self._exited or self._nodes.get(replica) in self._dead_nodes:

@@ -44,6 +44,7 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.publication import Publication
 from deployment.ownership.sending import DIRECTORY, HERE, Links, Peer, Send
+from deployment.ownership.standing import Standing
 from deployment.ownership.takeover import Phase, Takeover
 from deployment.ownership.words import NOTHING, Epoch, Member, Order, SessionKey
 from state.errors import StateError
@@ -77,15 +78,24 @@ class Owner:
 
     `tenure`: a name that no other machine has, in this replica or another; its claims say it, and its grants repeat it.
     `offered_by`: the replica that offered the session, which is told when it is open here. `first`: the record that
-    it begins with, if it begins anew; its set is named only when all of it have that.
+    it begins with, if it begins anew; its set is named only when all of it have that. `standing`: of the stores, as its
+    replica has seen it; what a store answers counts only while that holds, and waits until then.
     """
 
     def __init__(
-        self, key: SessionKey, replica: str, tenure: str, offered_by: str | None = None, first: Numbered | None = None
+        self,
+        key: SessionKey,
+        replica: str,
+        tenure: str,
+        standing: Standing,
+        offered_by: str | None = None,
+        first: Numbered | None = None,
     ) -> None:
         self.key = key
         self.replica = replica
         self.tenure = tenure
+        self._standing = standing
+        self._doubted: dict[tuple[Member, type[FromStore]], FromStore] = {}
         self.state = State.TAKING
         self.grant: Grant | None = None
         self.history = History()
@@ -118,6 +128,10 @@ class Owner:
         if self.grant is None:
             raise StateError(f"session {self.key}: {self.replica} was not granted it")
         return self.grant.epoch
+
+    def stands(self, now: float) -> bool:
+        """Whether a store of its set is known to count, so that what its stores have may be told."""
+        return self.grant is not None and self._standing.holds(self.grant.members, now)
 
     @property
     def settled(self) -> bool:
@@ -167,6 +181,8 @@ class Owner:
         takeover = self._takeover
         if self.state is not State.TAKING or takeover is None or known.epoch != self.epoch:
             return []
+        if not self.stands(now):
+            return []  # it is told again
         takeover.known()
         return self._open(takeover, now) if takeover.phase is Phase.DONE else []
 
@@ -176,6 +192,9 @@ class Owner:
             return []
         if isinstance(answer, Refused) and answer.seal > self.epoch:
             return self._fence(answer.seal)
+        if not self.stands(now):
+            self._doubted[answer.member, type(answer)] = answer
+            return []
         no_room = [Send(HERE, NoRoom(self.key, *_room(answer)))] if isinstance(answer, Full) else []
         return no_room + (self._taking(answer, now) if self.state is State.TAKING else self._answered(answer, now))
 
@@ -203,15 +222,22 @@ class Owner:
 
     def tick(self, now: float) -> list[Send]:
         """To be called every second."""
+        doubted, self._doubted = self._doubted, {}
+        sends = [send for answer in doubted.values() for send in self.received(answer, now)]
         match self.state:
             case State.TAKING:
-                return self._takeover.tick(now) if self._takeover is not None else []
+                sends += self._takeover.tick(now) if self._takeover is not None else []
             case State.OPEN:
-                return self._tick_open(now)
+                sends += self._tick_open(now)
             case State.OFFERED:
-                return self._tick_offered(now)
+                sends += self._tick_offered(now)
             case _:
-                return []
+                pass
+        return [send for send in sends if not self._has_answered(send.message)]
+
+    def _has_answered(self, message: object) -> bool:
+        """Whether a store is said to be silent whose answer waits here."""
+        return isinstance(message, Silent) and any(member == message.member for member, _ in self._doubted)
 
     # -------------------------------------------------------------------------------------------- taking over
 

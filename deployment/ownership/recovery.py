@@ -28,7 +28,8 @@ def judge(grant: Grant, answers: Mapping[Member, Ends]) -> Ends | Later | Barren
     """The copy that says what the session is, out of the answers of all stores that the grant names.
 
     Only members of the last set count: whoever was left out of it may lack what was published since. Of those, the one
-    whose last record has the highest order: what only it holds was never published, and does no harm.
+    whose last record has the highest order: what only it holds was never published, and does no harm. Of equal ones it
+    is one that stays: who is left out of the new set forgets its images, which the owner still has to read.
     """
     named = max(
         (ends.named for ends in answers.values() if ends.named is not None),
@@ -48,7 +49,7 @@ def judge(grant: Grant, answers: Mapping[Member, Ends]) -> Ends | Later | Barren
         candidates = [ends for ends in answers.values() if ends.whole and ends.member in named.members]
     if not candidates:
         return Barren(named)
-    return max(candidates, key=lambda ends: ends.history.end)
+    return max(candidates, key=lambda ends: (ends.history.end, ends.member in grant.members))
 
 
 @dataclass

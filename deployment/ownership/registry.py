@@ -20,6 +20,10 @@ class KeyValues(Protocol):
 
     def names(self, prefix: str) -> list[str]: ...
 
+    def value(self, name: str) -> bytes | None:
+        """None: there is no such name."""
+        ...
+
     def remove(self, name: str) -> None:
         """Of a name that is not there: does nothing."""
         ...
@@ -63,13 +67,18 @@ class Registry:
         """Whether what this store holds counts. A store for which it does not begins again with a fresh arena."""
         return member in self._listed("store") and member not in self.void()
 
-    def make_void(self, member: Member) -> None:
+    def make_void(self, member: Member, now: float) -> None:
         """From now on, and for ever, what this incarnation holds counts for nothing. Before any grant that relies on
-        it."""
-        self._values.add(self._name("void", member), b"")
+        it. `now`: of the head's monotonic clock."""
+        self._values.add(self._name("void", member), repr(now).encode())
 
     def void(self) -> frozenset[Member]:
         return frozenset(self._listed("void"))
+
+    def voided(self) -> dict[Member, float]:
+        """When each of the void stores was made so."""
+        values = {member: self._values.value(self._name("void", member)) for member in self._listed("void")}
+        return {member: float(value) for member, value in values.items() if value is not None}
 
     def stores(self) -> tuple[Member, ...]:
         """All that were ever registered and are not void."""

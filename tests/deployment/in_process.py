@@ -169,6 +169,10 @@ class InProcess:
         if not await self._loses(replica):
             self._world.relay(replica, message)
 
+    async def stores(self) -> Sequence[Member] | None:
+        await asyncio.sleep(1e9 if self.dead else 0)
+        return self._world.registry.stores()
+
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         return self._world.directory.locate(key, time.monotonic())
 
@@ -245,7 +249,7 @@ class World:
         self.loses: Callable[[], bool] = lambda: False
         self.away: set[str] = set()
         self.stores: dict[str, Store] = {}
-        self._registry = Registry(FakeValues(), "app")
+        self.registry = Registry(FakeValues(), "app")
         self._mail: defaultdict[str, list[Mail]] = defaultdict(list)
         self._arenas = 0
         self.start_directory()
@@ -273,7 +277,7 @@ class World:
     def add_store(self, node: str, room: int) -> None:
         self._arenas += 1
         storage = FakeStorage(f"{self._arenas:032x}", room)
-        self._registry.register(Member(node, storage.incarnation))
+        self.registry.register(Member(node, storage.incarnation))
         self.stores[node] = Store(node, storage)
         assert self.directory.store_here(self.stores[node].member, (), time.monotonic())
 
@@ -283,7 +287,7 @@ class World:
             self.add_store(node, 1 << 30)
 
     def start_directory(self) -> None:
-        self.directory = Directory(self._registry, UNIX, time.monotonic())
+        self.directory = Directory(self.registry, UNIX, time.monotonic())
         self.directory.durable_ids(())
         for store in self.stores.values():
             assert self.directory.store_here(store.member, store.index(), time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineErro
 from deployment.engine.messages import Command, Export, Finished, Foreign, Import, Round
 from deployment.errors import RequestError
 from deployment.keyed_turns import KEYED
+from deployment.ownership import known_stores
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
@@ -223,12 +225,18 @@ def test_an_image_that_cannot_be_read_is_an_error_now_and_never_an_older_past(mo
     run(steps)
 
 
+@pytest.fixture
+def soon_believed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_stores, "UNBELIEVED_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_session_whose_copies_are_all_gone_is_no_new_one_unless_a_full_history_makes_it_so():
     async def steps(world: World) -> None:
         await turn(world, "a", 1, 2, 3)
         world.kill("a")
         for node in "xy":
-            world.directory.node_died(node)
+            world.directory.node_died(node, time.monotonic())
         world.stores.clear()
         status, code, _ = await refused(get(world, "b"))
         assert (status, code) == (503, "session_unavailable")
@@ -893,6 +901,7 @@ def test_a_session_at_rest_whose_copies_are_all_lost_at_once_gets_new_ones_of_wh
     run(steps)
 
 
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_turn_that_runs_while_all_copies_are_lost_ends_and_its_session_is_refused_by_name():
     async def steps(world: World) -> None:
         session = await turn(world, "a", 1, 2, 3)
@@ -914,6 +923,7 @@ def test_a_turn_that_runs_while_all_copies_are_lost_ends_and_its_session_is_refu
     run(steps)
 
 
+@pytest.mark.usefixtures("soon_believed_by_nobody")
 def test_a_session_of_which_nothing_is_left_can_be_deleted():
     async def steps(world: World) -> None:
         await turn(world, "a", 1, 2, 3)

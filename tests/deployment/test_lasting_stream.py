@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,19 @@ from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_watch import ReplicaWatch
-from deployment.wire import Closed, Delta, Elsewhere, Moved, NotHere, Opened, Route, Told, TurnEvent, TurnRequest
+from deployment.wire import (
+    Closed,
+    Delta,
+    Elsewhere,
+    Moved,
+    NotHere,
+    Opened,
+    Received,
+    Route,
+    Told,
+    TurnEvent,
+    TurnRequest,
+)
 
 TURN = "a" * 32
 KEY = SessionKey("t" * 64, "s")
@@ -68,8 +81,8 @@ class Fake:
     async def is_lost(self, replica: str) -> bool:
         return replica in self.leases_over
 
-    async def instead(self, lost: str, affinity: str) -> NotHere:
-        return NotHere(lost, "r2")
+    async def instead(self, lost: str | None, affinity: str) -> NotHere:
+        return NotHere(lost or "", "r2")
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         self.calls.append((method, route, args))
@@ -136,6 +149,15 @@ def test_a_session_turn_is_followed_where_it_goes_on_after_the_last_event(end: A
     assert (method, key, turn) == ("follow_turn", KEY, TURN) and str(after) == delta(5, 0).id
 
 
+@pytest.mark.parametrize("key", [KEY, None])
+def test_who_asked_again_for_a_turn_that_runs_follows_that_turn(key: SessionKey | None):
+    fake = Fake([opened(), delta(5, 0), MOVED], [opened("r2"), delta(5, 1), closed()])
+    again = replace(asked(key, idempotency_key="k"), turn="b" * 32)
+    assert taken(fake, again)[1:] == [delta(5, 0).event, delta(5, 1).event, closed().event]
+    method, _, (_, turn, _) = fake.calls[1]
+    assert (method, turn) == ("follow_turn", TURN)
+
+
 def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
     fake = Fake([opened(), LOST], [LOST], [opened("r2"), delta(5, 0), closed()])
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event]
@@ -171,6 +193,24 @@ def test_a_silent_replica_whose_lease_is_over_is_left_for_another_before_any_con
         assert [route.replica for _, route, _ in fake.calls] == ["r1" if key else None, "r2"]
 
 
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_first_turn_that_nobody_says_it_has_is_asked_of_another_by_name(key: SessionKey | None, impatient: None):
+    fake = Fake([9.0], [0.1, opened("r2"), delta(5, 0), closed()], owner=None)
+    assert taken(fake, asked(key)) == [opened("r2").event, delta(5, 0).event, closed().event]
+    assert [(route.replica, route.receipt) for _, route, _ in fake.calls] == [(None, True), ("r2", False)]
+    assert all(args[0].turn == TURN for _, _, args in fake.calls), "whoever began it finds it"
+
+
+def test_a_first_turn_is_waited_for_where_somebody_has_it_and_followed_elsewhere_once_his_lease_is_over(
+    impatient: None,
+):
+    fake = Fake([Received("r1"), 0.1, opened(), delta(5, 0), closed()], owner=None)
+    assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event] and len(fake.calls) == 1
+    fake = Fake([Received("r1"), 9.0], [opened("r2"), delta(5, 0), closed()], owner=None)
+    fake.leases_over.add("r1")
+    assert taken(fake, asked()) == [opened("r2").event, delta(5, 0).event, closed().event] and len(fake.calls) == 2
+
+
 def test_a_silent_replica_that_has_its_lease_is_waited_for(impatient: None):
     fake = Fake([opened(), 0.1, delta(5, 0), 0.1, closed()])
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event] and len(fake.calls) == 1
@@ -178,7 +218,7 @@ def test_a_silent_replica_that_has_its_lease_is_waited_for(impatient: None):
 
 def test_who_goes_on_in_silence_is_not_taken_for_the_replica_that_died_before(impatient: None):
     told = [delta(5, at, rounds=True) for at in range(2)]
-    fake = Fake([opened(), told[0], LOST], [0.1, opened("r2"), *told, closed()])
+    fake = Fake([opened(), told[0], LOST], [Received("r2"), 0.1, opened("r2"), *told, closed()])
     fake.leases_over.add("r1")
     assert taken(fake, asked(None)) == [opened().event, *(one.event for one in told), closed().event]
     assert len(fake.calls) == 2 and fake.suspected == ["r1"]
@@ -233,6 +273,13 @@ def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_there():
     assert (method, route.replica, turn) == ("follow_kept_turn", "r9", "b" * 32)
     last = taken(Fake([Elsewhere("r9", "b" * 32)], [LOST]), asked())[-1]
     assert isinstance(last, Refused) and last.status == 410
+
+
+def test_the_events_of_a_turn_that_ran_elsewhere_are_asked_for_after_being_sent_on_too():
+    fake = Fake([NotHere("r1", "r2")], [Elsewhere("r9", TURN)], [opened("r9"), delta(5, 0), closed()])
+    assert followed(fake)[1:] == [delta(5, 0).event, closed().event]
+    method, route, args = fake.calls[2]
+    assert (method, route.replica, *args) == ("follow_kept_turn", "r9", KEY, TURN, None)
 
 
 def test_the_events_of_a_turn_that_ran_elsewhere_end_once_the_lease_of_who_tells_them_is_over(impatient: None):

@@ -9,16 +9,18 @@ from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError
+from starlette.requests import Request
 
 from deployment import replica, replica_calls
 from deployment.engine.errors import EngineError
-from deployment.errors import Refused, RequestError, unknown_session
+from deployment.errors import Refused, RequestError, session_exists, unknown_session
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_calls import Replicas
+from deployment.replica_watch import ReplicaLost, ReplicaWatch
 from deployment.session_api import SessionApi
-from deployment.wire import NotHere, Route, Told, TurnRequest
+from deployment.wire import Adopted, NotHere, Received, Route, Told, TurnRequest
 
 
 def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
@@ -111,6 +113,25 @@ def test_a_question_that_changes_nothing_is_asked_of_another_where_an_unknown_on
     assert asyncio.run(scenario()) == "shown" and asked == [None, "b"]
 
 
+async def _received(first: AsyncIterator[Any]) -> Any:
+    return await anext(first)
+
+
+@pytest.mark.parametrize("receipt", [True, False])
+def test_who_gets_a_turn_says_so_before_anything_else_where_it_is_asked_to(receipt: bool):
+    here: Any = replica.EngineReplica.__new__(replica.EngineReplica)
+    here._id, here._started = "a", True
+    here._take = here._desk = None  # neither is ever asked
+    route, key = Route("x", receipt=receipt), SessionKey("t" * 64, "s")
+    turn = TurnRequest("a" * 32, "history", (), key, tenant=key.tenant)
+    for answers in (here.take_turn(route, turn), here.follow_turn(route, key, turn.turn, None)):
+        if receipt:
+            assert asyncio.run(_received(answers)) == Received("a")
+        else:
+            with pytest.raises((TypeError, AttributeError)):
+                asyncio.run(_received(answers))
+
+
 def test_a_stream_and_a_call_that_wait_for_one_replica_ask_for_it_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.3)
     monkeypatch.setattr("deployment.replica_watch.LOOK_SECONDS", 0.5)
@@ -198,3 +219,79 @@ def test_a_delete_whose_replica_was_lost_and_that_another_finds_done_has_deleted
             asyncio.run(deleting)
         assert caught.value.refused.status == 404, "nobody has deleted it for who asks"
     assert len(asked) == (1 if first == "knows of none" else 2)
+
+
+def http_request(body: bytes, tenant: str) -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": [], "state": {"tenant": tenant}}, receive)
+
+
+MAKING: dict[str, Callable[[SessionApi, str], Awaitable[Any]]] = {
+    "create_session": lambda api, tenant: api.create(http_request(b'{"id": "one"}', tenant)),
+    "import_session": lambda api, tenant: api.import_(http_request(b"document", tenant), "one"),
+    "fork": lambda api, tenant: api.fork(http_request(b"", tenant), "parent"),
+}
+
+
+@pytest.mark.parametrize("found", ["nothing", "what was asked for", "another's"])
+@pytest.mark.parametrize("method", MAKING)
+def test_what_a_replica_that_is_cut_off_was_to_make_is_made_by_another_or_found_there_once(
+    method: str, found: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(replica_calls, "AGAIN_SECONDS", 0.0)
+    record = SimpleNamespace(id="one", frontier=7)
+    document = SimpleNamespace(manifest=SimpleNamespace(session=record))
+    monkeypatch.setattr("deployment.session_api._opened", lambda body: document)
+    tenant, asked = "t" * 64, list[tuple[str | None, SessionKey]]()
+    frontier = (0 if method == "create_session" else 7) + (found == "another's")
+
+    async def make(route: Route, key: SessionKey, *more: Any) -> Any:
+        made = more[0] if method == "fork" else key
+        asked.append((route.replica, made))
+        if len(asked) == 1:
+            await asyncio.sleep(1e9)
+        return Adopted("b", Epoch(1, 1), "none", 0) if found == "nothing" else session_exists(made.session).refused
+
+    async def adopt(route: Route, key: SessionKey) -> Any:
+        assert key == asked[0][1], "what was made once is what is told of"
+        return Adopted("b", Epoch(1, 2), "none", frontier)
+
+    async def locate(key: SessionKey) -> Placed | None:
+        return Placed(key, Epoch(1, 1), "a", ()) if key.session == "parent" else None
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",) if asked else ("a",)
+
+    cluster: Any = SimpleNamespace(locate=locate, staying=staying, is_lost=lambda replica: told(replica == "a")())
+    engine: Any = SimpleNamespace(adopt=SimpleNamespace(remote=adopt), **{method: SimpleNamespace(remote=make)})
+    api = SessionApi(Replicas(engine, cluster), cluster, 1 << 20)
+
+    async def scenario() -> Any:
+        async with asyncio.timeout(5):
+            return await MAKING[method](api, tenant)
+
+    if found == "another's" and method != "fork":
+        with pytest.raises(RequestError) as caught:
+            asyncio.run(scenario())
+        assert caught.value.refused.status == 409
+    else:
+        assert asyncio.run(scenario())["id"] == asked[0][1].session
+    assert [replica for replica, _ in asked] == ["a", "b"] and len({made for _, made in asked}) == 1
+
+
+def test_of_replicas_that_are_gone_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("deployment.replica_watch.LOOK_SECONDS", 0.02)
+    watch = ReplicaWatch(lambda replica: told(True)())
+
+    async def scenario() -> None:
+        for number in range(8):
+            with pytest.raises(ReplicaLost):
+                await watch.answer(stuck(), f"replica {number}")
+            await asyncio.sleep(0.03)
+
+    asyncio.run(scenario())
+    assert len(watch._known) == 1

@@ -14,8 +14,8 @@ import pytest
 
 from deployment.answer import Choices
 from deployment.errors import unknown_session
-from deployment.openai_responses.api import ResponsesApi
-from deployment.openai_responses.format import ResponseFormat
+from deployment.openai_responses.api import ResponsesApi, _later_than_others
+from deployment.openai_responses.format import ResponseFormat, response_id, session_name, session_of
 from deployment.openai_responses.stored import Note
 from deployment.parsing.turn_text import ToolCall
 from deployment.session_api import located
@@ -221,6 +221,14 @@ def test_the_last_of_many_requests_alike_is_found_and_the_others_look_for_nothin
     assert len({one.id[:37] for one in many}) == 9 and len(set(looked_for)) == 1, "that which they go on from"
     again = ask(api, "Go on.", **how, extra_headers={"x-stainless-retry-count": "1"})
     assert again.id == many[-1].id
+
+
+def test_what_begins_from_an_older_response_has_an_id_that_nobody_can_guess(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.openai_responses.api.time.time", lambda: 1_790_000_000.0)
+    names = [session_name(_later_than_others("a" * 16)) for _ in range(16)]
+    alike = next(length for length, digits in enumerate(zip(*names, strict=True)) if len(set(digits)) > 1)
+    assert 4 * (len(names[0]) - alike) >= 120, "of bits that are drawn"
+    assert [session_of(response_id(name, "b" * 32)) for name in names] == [(name, "b" * 32) for name in names]
 
 
 def test_tools_are_kept_of_the_newest_response_alone(api: openai.OpenAI):

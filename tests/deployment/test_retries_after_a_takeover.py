@@ -1,18 +1,25 @@
-"""A client asks again for a turn that has come to another replica meanwhile, with its session."""
+"""A client asks again for a turn that has come to another replica meanwhile, with its session, or does so then."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from deployment.engine.messages import Round
 from deployment.event_ids import digest_of
+from deployment.lasting_stream import LastingStream
+from deployment.replica_watch import ReplicaWatch
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, began_record
-from deployment.wire import TurnRequest
+from deployment.telling import told
+from deployment.wire import Closed, Route, TurnAnswer, TurnEvent, TurnRequest
 from state.names import SessionKey
+from tests.deployment.places import KEY as SESSION
+from tests.deployment.places import Place, asked, ids_of, opened, places, run, undisturbed
 from tests.deployment.test_turn_desk import KEY, PROMPT, Desk, Keeper
 
 
@@ -58,3 +65,40 @@ def test_a_retry_reads_the_turn_that_its_session_brought_along_and_does_not_canc
         await held.ended()
 
     asyncio.run(steps())
+
+
+class Replicas:
+    """What a stream asks of replicas, which are two places here; the directory is the first one's."""
+
+    def __init__(self, *places: Place) -> None:
+        self._places = {place.replica.name: place for place in places}
+        self.locate = places[0].replica.link.locate
+        self.watch = ReplicaWatch(self._is_lost)
+
+    async def _is_lost(self, replica: str) -> bool:
+        return False
+
+    def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
+        desk = self._places[route.replica or next(iter(self._places))].desk
+        if method == "take_turn":
+            return told(lambda: desk.take(route, *args), None)
+        assert method == "follow_turn"
+        *which, after = args
+        return told(lambda: desk.find(route, *which), after)
+
+
+@pytest.mark.parametrize("how", [{"idempotency_key": "k"}, {"repeated": True}])
+def test_a_retry_that_reads_a_running_turn_reads_on_where_that_moves(how: dict[str, Any]):
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            first = await a.begin(asked(100, **how))
+            replicas: Any = Replicas(a, b)
+            events: list[TurnEvent] = []
+            async for one in LastingStream(replicas, replicas).taken(replace(asked(100, **how), turn="b" * 32)):
+                events.append(one.event)
+                if len(ids_of(events)) >= 10 and a.keeper.held(SESSION) is not None:
+                    assert await a.move(b)
+            assert opened(events).turn == first.id and isinstance(events[-1], Closed)
+            assert ids_of(events) == undisturbed(asked(100))
+
+    run(steps)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployment.engine.durable_sessions import DurableSessions
-from deployment.engine.messages import Failed, Import, Imported, Publish, Publishing
+from deployment.engine.messages import Drop, Export, Failed, Import, Imported, Publish, Publishing
 from state.background import BackgroundWriter
 from state.document import open_document
 from state.durable import DurableTier, Published
@@ -60,10 +60,15 @@ def turn(driver: TinyDriver, ledger: tuple[int, ...], asked: int, tokens: int = 
 
 
 def publish(
-    driver: TinyDriver, durable: Durable, ledger: tuple[int, ...], sequence: int, record_alone: bool = False
+    driver: TinyDriver,
+    durable: Durable,
+    ledger: tuple[int, ...],
+    sequence: int,
+    record_alone: bool = False,
+    epoch: int = 1,
 ) -> Publishing:
     record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
-    order = Order(Epoch(1, 1), sequence)
+    order = Order(Epoch(epoch, 1), sequence)
     answer = driver.call(Publish("p", "s", KEY, order, record, record_alone=record_alone))
     assert isinstance(answer, Publishing), answer
     assert durable.writer.flush(timeout=30)
@@ -150,6 +155,45 @@ def test_a_record_that_has_no_state_to_stand_beside_brings_its_own(durable: Dura
     ledger = turn(driver, ledger, 5)
     publish(driver, durable, ledger, 3, record_alone=True)
     assert durable.outcomes[3].payload and len(ledger) - 1 in found(durable, durable.driver()).frontiers
+
+
+@pytest.mark.parametrize("same_epoch", [True, False])
+def test_no_token_of_a_deleted_session_comes_back_when_its_id_is_used_again(durable: Durable, same_epoch: bool) -> None:
+    """The device is told of the end, or the epoch is another; each is enough."""
+    driver = durable.driver()
+    publish(driver, durable, turn(driver, (1, 2, 3), 30), 1)
+    if same_epoch:
+        driver.call(Drop("d", "s"))
+    else:
+        durable.tier.delete(KEY, Epoch(1, 1))
+        driver.engine._sessions.drop("s")
+    prompt = (6, 5, 4, 6, 5)
+    ledger = prompt + driver.run(prompt, session="s", max_tokens=2, ignore_eos=True).token_ids
+    publish(driver, durable, ledger, 2, record_alone=True, epoch=1 if same_epoch else 2)
+    latest = durable.tier.latest(KEY)
+    assert latest is not None
+    manifest = open_document(latest[1]).manifest
+    assert manifest.checkpoints and all(entry.frontier < len(ledger) for entry in manifest.checkpoints)
+    assert all(tuple(manifest.ledger_of(entry).tolist()) == ledger for entry in manifest.checkpoints)
+
+
+def test_state_from_outside_is_not_signed_with_a_record_that_follows_it(durable: Durable, tmp_path) -> None:
+    (tmp_path / "key").write_text("k" * 16)
+    elsewhere = Durable()
+    source = elsewhere.driver()
+    turn(source, (), 70)
+    driver = durable.driver(cluster_key_file=tmp_path / "key")
+    document = source.call(Export("e", "s")).document
+    assert driver.call(Import("i", "s", document)).signed is False
+    ledger = open_document(document).manifest.session.record().ledger
+    publish(driver, durable, ledger, 1)
+    driver.engine._sessions.drop("s")  # as memory that is short does
+    publish(driver, durable, ledger, 2, record_alone=True)
+    latest = durable.tier.latest(KEY)
+    assert latest is not None and durable.outcomes[2].payload
+    opened = open_document(latest[1], key=b"k" * 16)
+    assert opened.manifest.checkpoints and not opened.signed
+    assert elsewhere.writer.close(timeout=30)
 
 
 def image_of(deepest: bool) -> Callable[[Any], int]:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployment.engine.engine import Engine
-from deployment.engine.messages import Export, Exported, Failed, Foreign, Fork, Import, Imported, Sampling
+from deployment.engine.messages import (
+    Drop,
+    Evicted,
+    Export,
+    Exported,
+    Failed,
+    Foreign,
+    Fork,
+    Import,
+    Imported,
+    Sampling,
+    Submit,
+)
 from state.document import open_document
 from state.errors import MissingSegment
 from state.fingerprint import Matter
 from state.session_record import SessionRecord
 from tests.engine.driving import Driver, models, options, prompt
+from tests.engine.tiny import TinyDriver
 
 IDS = prompt(0)
 
@@ -187,6 +201,71 @@ def test_state_from_outside_does_not_become_the_clusters_own_by_passing_through_
     own = there.submit(IDS, session="own", tenant="t", max_tokens=2, ignore_eos=True)
     there.steps()
     assert there.started(own).reused == 0, "nobody else in the tenant finds it"
+
+
+OUTSIDE = tuple((i * 5 + 1) % 7 for i in range(40))
+
+
+def importing(tmp_path: Path, **how: Any) -> tuple[TinyDriver, tuple[int, ...]]:
+    """A cluster with a key in which session `s` is state that another one made, and the session's ledger."""
+    (tmp_path / "key").write_text("k" * 16)
+    elsewhere = TinyDriver("dflash2", images=4)
+    ledger = OUTSIDE + elsewhere.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True).token_ids
+    here = TinyDriver("dflash2", cluster_key_file=tmp_path / "key", **how)
+    assert here.call(Import("i", "s", exported(elsewhere).document, tenant="t")).signed is False
+    return here, ledger
+
+
+def reused(driver: Driver, prompt: tuple[int, ...], **fields: Any) -> int:
+    turn = driver.submit(prompt, tenant="t", max_tokens=2, ignore_eos=True, **fields)
+    driver.steps()
+    return driver.started(turn).reused
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_state_from_outside_stays_outside_where_a_turn_has_outlived_all_that_its_session_held(
+    tmp_path, another: bool
+) -> None:
+    here, ledger = importing(tmp_path, lanes=2, images=2 if another else 1)
+    turn = here.submit((*ledger, 1, 2), session="s", tenant="t", max_tokens=60, ignore_eos=True)
+    while not here.started_events(turn):
+        here.engine.step()
+    for number in range(here.engine.memory.images.slots):
+        here.submit((number,) * 60, session=f"{number}", tenant="t", max_tokens=3, ignore_eos=True)
+        while any(lane.session == f"{number}" for lane in here.engine._lanes) or here.engine._scheduler.waiting:
+            here.engine.step()
+    assert Evicted("s") in here.events
+    if another:  # the same session has something of its own again when the turn ends
+        here.submit((3, 4, 3), session="s", tenant="t", max_tokens=1, ignore_eos=True)
+    here.steps()
+    document = exported(here).document
+    assert open_document(document, key=b"k" * 16).signed is False
+    end = (*ledger, 1, 2, *here.finished(turn).token_ids)
+    assert reused(here, (*end, 1), session="own") == 0, "nobody else in the tenant finds it"
+    here.engine._sessions.check_invariants()
+
+
+def test_a_turn_whose_session_was_dropped_leaves_no_tap_of_state_from_outside(tmp_path) -> None:
+    here, ledger = importing(tmp_path, images=8, prefill_chunk=8, image_min_tokens=4)
+    system = (*ledger, *(3, 1) * 16)
+    turn = here.submit((*system, 2), session="s", tenant="t", system_boundary=len(system), max_tokens=2)
+    here.engine.step()
+    here.call(Drop("d", "s"))
+    here.steps()
+    assert here.started(turn).reused and reused(here, (*system, 4)) == 0
+
+
+def test_a_turn_that_follows_one_from_outside_leaves_no_tap_of_it(tmp_path) -> None:
+    here, ledger = importing(tmp_path, images=8, image_min_tokens=4)
+    first = Submit("first", (*ledger, *(3, 1) * 16), tenant="t", session="s", max_tokens=2, followers=("second",))
+    here.engine.execute(first)
+    prompt = first.prompt_ids
+    second = replace(
+        first, turn="second", session=None, followers=(), after="first", system_boundary=len(prompt)
+    )  # fmt: skip
+    here.engine.execute(second)
+    here.steps()
+    assert here.started("second").reused == len(prompt) and reused(here, (*prompt, 4)) == 0
 
 
 def test_a_checkpoint_whose_segments_are_missing_costs_the_session_only_that_checkpoint(source, monkeypatch) -> None:

@@ -12,44 +12,33 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO, Any, get_args
+from typing import IO
 
 import pytest
 
 from deployment.engine.card import WAIT_SECONDS, wait_for_room
 from deployment.engine.durability import Durability, open_tier
 from deployment.engine.errors import EngineError
-from deployment.engine.message_codec import decode, encode
 from deployment.engine.messages import (
-    Command,
     Event,
     Export,
     Exported,
     Failed,
     Finished,
-    Foreign,
-    Grammar,
     Import,
     Imported,
     Inspect,
     Publish,
-    Resumed,
     Sampling,
-    SegmentBytes,
-    StageSegments,
     Stored,
     Submit,
-    ThinkingBudget,
-    TokenLogprob,
-    Tokens,
 )
 from deployment.engine.process import ORPHANED
 from deployment.engine.runners import ProcessRunner
 from deployment.engine.service import EngineService
 from model.errors import ModelError
-from state.fingerprint import Mismatch
 from state.names import Epoch, Order, SessionKey
-from state.session_record import SessionRecord, TurnRecord
+from state.session_record import SessionRecord
 from tests.engine.tiny import TinyDriver, tiny_options
 
 OPTIONS = tiny_options("dflash2", own_process=True)
@@ -58,59 +47,6 @@ LONG = Submit("long", (1, 2, 3), Sampling(temperature=1.0, seed=7), max_tokens=2
 
 async def collect(service: EngineService, submit: Submit) -> list[Event]:
     return [event async for event in service.turn(submit)]
-
-
-# ------------------------------------------------------------------------------------------------ on the pipe
-
-TURN = TurnRecord(
-    "t", "history", "r", {"n": [1, None]}, b"\0" * 32, 2**64 - 1, None, 3, 4, "stop", 6, "none", 0, 3, 2.5
-)
-RECORD = SessionRecord("s", (1, 2, 3), turns=(TURN,), transcript=({"role": "user", "content": "ä\ud800"},))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Submit("t", (1, 2), Sampling(seed=2**64 - 1, logit_bias=((3, -1.5),)), thinking=ThinkingBudget(5, (7,), 8)),
-        Submit("t", (), grammar=Grammar("json_schema", '{"type": "object"}', after=9), stop_strings=("a", "\0")),
-        Import("c", "s", b"\xff" * 100_000, "disk", exact=True, tenant="x"),
-        Submit("t", (1,), resumed=Resumed((2, 3), (1,), (TokenLogprob(2, -0.5, ()),))),
-        Export("c", "s", without=frozenset((b"\0" * 32, b"\xff" * 32))),
-        StageSegments("c", "m", (SegmentBytes(b"\0" * 32, b"data"),)),
-        Publish("c", "s", SessionKey("t", "s"), Order(Epoch(1, 2), 3), RECORD),
-        Imported("c", "s", (1, 2), RECORD, Foreign(Mismatch("weights", "weights", "a", "b"), {"a": 1}), True),
-        Tokens("t", 4, (5, 6), None, (TokenLogprob(5, -0.25, ((5, -0.25), (6, float("-inf")))),)),
-        Failed("t", "code", "message", None, Finished("t", "failed", (1,), None, 1, 2, (0, 3), 1.5, 0.1)),
-        OPTIONS,
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_a_message_comes_out_of_its_bytes_as_it_was(message):
-    again = decode(encode([message]))
-    assert again == [message] and type(again[0]) is type(message)
-
-
-def test_every_message_has_a_name_on_the_pipe():
-    for known in (*get_args(Command), *get_args(Event)):
-        fields = dict.fromkeys(known.__dataclass_fields__, 1)
-        assert decode(encode(known(**fields))) == known(**fields)
-
-
-def test_bytes_that_are_no_message_are_refused():
-    import msgpack
-
-    foreign: list[Any] = [
-        msgpack.ExtType(2, msgpack.packb(["Popen", "rm"])),
-        msgpack.ExtType(2, msgpack.packb(["Cancel", 1, 2, 3])),
-        msgpack.ExtType(9, b""),
-    ]
-    for value in foreign:
-        with pytest.raises(ValueError, match="not a message of this program"):
-            decode(msgpack.packb(value) or b"")
-    with pytest.raises(ValueError, match="not a message of this program"):
-        decode(b"\xc1")
-    with pytest.raises(TypeError, match="has no form on the engine's pipe"):
-        encode(object())
 
 
 # ------------------------------------------------------------------------------------------------ as on a thread

@@ -69,16 +69,18 @@ class DirectoryProcess(Process):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, HEAD)
         self.machine: Directory
+        self.heard: set[Member] = set()
         self.start()
 
     def start(self) -> None:
         self.up = True
         cluster, now = self.cluster, self.cluster.net.now
         self.machine = cluster.bugs.directory(cluster.registry, cluster.unix, now)
+        self.heard.clear()
         known = [key for key, seen in cluster.truth.published.items() if seen]
         self.machine.durable_ids((key, Order(cluster.truth.opened_under(key), 0)) for key in known)
         for node in cluster.dead_nodes:
-            self.machine.node_died(node)
+            self.machine.node_died(node, now)
         for replica in cluster.exited:
             self.machine.replica_exited(replica)
         self.every_second(self.reconcile)
@@ -89,6 +91,8 @@ class DirectoryProcess(Process):
 
     def store_here(self, member: Member, index: tuple[Ends, ...]) -> None:
         welcome = self.machine.store_here(member, index, self.cluster.net.now)
+        if welcome:
+            self.heard.add(member)
         self.cluster.to_store_process(member, "welcome" if welcome else "void")
         self.reconcile()
 
@@ -101,7 +105,10 @@ class DirectoryProcess(Process):
         self.reconcile()
 
     def claim(self, claim: Claim) -> None:
-        self.cluster.to_replica(HEAD, claim.replica, self.machine.claim(claim, self.cluster.net.now))
+        answer = self.machine.claim(claim, self.cluster.net.now)
+        if isinstance(answer, Grant) and not (answer.anew or answer.named or answer.previous):
+            self.cluster.begins_unknown(claim.key, answer.epoch)
+        self.cluster.to_replica(HEAD, claim.replica, answer)
 
     def told(self, message: FromOwner) -> None:
         now = self.cluster.net.now

@@ -26,6 +26,7 @@ from deployment.ownership.messages import (
 from deployment.ownership.owner import Owner
 from deployment.ownership.registry import Registry
 from deployment.ownership.sending import Peer, Send
+from deployment.ownership.standing import Standing
 from deployment.ownership.store import Store
 from deployment.ownership.words import NOTHING, Member, SessionKey
 from tests.ownership.fake_storage import FakeStorage, FakeValues
@@ -45,6 +46,7 @@ class Hand:
         self.stores: dict[str, Store] = {}
         self.storages: dict[str, FakeStorage] = {}
         self.owners: list[Owner] = []
+        self.standings: dict[str, Standing] = {}
         self.told: list[ToReplica | Offer] = []
         self._arenas = self._tenures = 0
         for node in nodes:
@@ -93,10 +95,18 @@ class Hand:
 
     def owner(self, replica: str, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
         self._tenures += 1
-        self.owners.append(Owner(KEY, replica, f"tenure-{self._tenures}", offered_by, first))
+        standing = self.standings.setdefault(replica, Standing())
+        self.owners.append(Owner(KEY, replica, f"tenure-{self._tenures}", standing, offered_by, first))
+        self.see(self.owners[-1])
         return self.owners[-1]
 
+    def see(self, owner: Owner) -> None:
+        """Its replica sees which stores count, if it reaches the head."""
+        if "head" not in self.away:
+            self.standings[owner.replica].seen(self.registry.stores(), self.now)
+
     def claim(self, owner: Owner, node: str, **more: object) -> Grant | Taken | Wait | Lost:
+        self.see(owner)
         claim = Claim(owner.key, owner.replica, owner.tenure, node, **more)  # pyright: ignore[reportArgumentType]
         return self.directory.claim(claim, self.now)
 
@@ -115,16 +125,22 @@ class Hand:
         self.carry(owner, owner.append(records, self.now))
         return owner.committed.sequence
 
-    def tick(self, owner: Owner, seconds: float = 1.0) -> None:
+    def pass_by(self, seconds: float) -> None:
+        """Owners are silent meanwhile."""
         self.now += seconds
         for node in self.stores:
             if node not in self.away:
                 self.directory.store_alive(self.member(node), self.now)
+
+    def tick(self, owner: Owner, seconds: float = 1.0) -> None:
+        self.pass_by(seconds)
+        self.see(owner)
         sends = owner.tick(self.now)
         self.carry(owner, sends if "head" in self.away else sends + self._reconcile(owner))
 
     def carry(self, owner: Owner, sends: list[Send]) -> None:
         """Everything arrives at once and in order, where anybody is."""
+        self.see(owner)
         waiting = list(sends)
         while waiting:
             send = waiting.pop(0)

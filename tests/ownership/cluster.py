@@ -14,6 +14,7 @@ from deployment.ownership.directory import Directory
 from deployment.ownership.messages import Image, Moved, Offer, ToStore
 from deployment.ownership.owner import Owner
 from deployment.ownership.registry import Registry
+from deployment.ownership.standing import Standing
 from deployment.ownership.store import Store
 from deployment.ownership.words import NEVER, Epoch, Member, SessionKey
 from state.errors import StateError
@@ -38,6 +39,7 @@ class Bugs:
     directory: type[Directory] = Directory
     store: type[Store] = Store
     owner: type[Owner] = Owner
+    standing: type[Standing] = Standing
     registry: type[Registry] = Registry
     hasty_images: bool = False
 
@@ -166,7 +168,8 @@ class Cluster:
         name = self.net.random.choice(names)
         if self.directory.up:
             placed = self.directory.machine.locate(key, self.net.now)
-            if placed is None and self.truth.published.get(key) and key not in self.truth.deleting:
+            unknown = placed is None and self.truth.published.get(key) and key not in self.truth.deleting
+            if unknown and not self.is_forgotten(key):
                 raise Broken(f"{key}: said not to exist, with {len(self.truth.published[key])} published tokens")
             owner = getattr(placed, "owner", None)
             name = owner if owner in self.replicas else name
@@ -179,6 +182,18 @@ class Cluster:
         """Somebody may begin it anew: only where no copy of the last set is left that counts."""
         if epoch > self.truth.begun_sets.get(key, (NEVER, ()))[0]:
             self._check_lost(key)
+            self.given_up.add(key)
+
+    def is_forgotten(self, key: SessionKey) -> bool:
+        """Whether the directory cannot know of it: it was started since it had a set, whose stores it never heard of,
+        and all of them are void."""
+        _, members = self.truth.open_sets.get(key, (NEVER, ()))
+        left = self.truth.copies_left(key, self.registry.void())
+        return bool(members) and not left and self.directory.heard.isdisjoint(members)
+
+    def begins_unknown(self, key: SessionKey, epoch: Epoch) -> None:
+        """A directory that knows nothing of it begins it."""
+        if self.truth.published.get(key) and self.is_forgotten(key):
             self.given_up.add(key)
 
     def found_again(self, key: SessionKey, epoch: Epoch) -> None:

@@ -95,5 +95,8 @@ class FakeValues:
     def names(self, prefix: str) -> list[str]:
         return [name for name in self._values if name.startswith(prefix)]
 
+    def value(self, name: str) -> bytes | None:
+        return self._values.get(name)
+
     def remove(self, name: str) -> None:
         self._values.pop(name, None)

@@ -131,7 +131,7 @@ def _end_node(cluster: Cluster, node: str) -> None:
 def _declare_dead(cluster: Cluster, node: str) -> None:
     cluster.dead_nodes.append(node)
     if cluster.directory.up:
-        cluster.directory.machine.node_died(node)
+        cluster.directory.machine.node_died(node, cluster.net.now)
         cluster.directory.reconcile()
 
 

@@ -15,6 +15,7 @@ class Network:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self._reads = random.Random(seed)
         self.now = 0.0
         self.calm = False
         self.cut: set[frozenset[str]] = set()
@@ -36,6 +37,15 @@ class Network:
             late = not self.calm and self.random.random() < 0.05
             delay = self.random.uniform(0.1, 4.0) if late else self.random.uniform(0.001, 0.05)
             self.after(delay, self._arrive, here, there, deliver, args)
+
+    def read(self, here: str, question: Callable[[], Any], deliver: Callable[[Any], None]) -> None:
+        """A question to the head's key-value store. One that does not get through is lost, as its answer is."""
+        there, back = self._reads.uniform(0.001, 0.05), self._reads.uniform(0.001, 0.05)
+
+        def answer() -> None:
+            self.after(back, self._arrive, HEAD, here, deliver, (question(),))
+
+        self.after(there, self._arrive, here, HEAD, answer, ())
 
     def reachable(self, here: str, there: str) -> bool:
         return here == there or frozenset((here, there)) not in self.cut

@@ -91,6 +91,8 @@ class Replica(Process):
         super().__init__(cluster, node)
         self.name = name
         self.hosted: dict[SessionKey, Hosted] = {}
+        self.standing = cluster.bugs.standing()
+        self.see()
         self.every_second(self._tick)
 
     # -------------------------------------------------------------------------------------------- requests
@@ -109,7 +111,8 @@ class Replica(Process):
         return hosted
 
     def _owner(self, key: SessionKey, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
-        return self.cluster.bugs.owner(key, self.name, f"tenure-{self.cluster.next_number()}", offered_by, first)
+        tenure = f"tenure-{self.cluster.next_number()}"
+        return self.cluster.bugs.owner(key, self.name, tenure, self.standing, offered_by, first)
 
     def offered(self, offer: Offer) -> None:
         hosted = self.hosted.get(offer.key)
@@ -290,6 +293,9 @@ class Replica(Process):
         opened = hosted.fetching
         if opened is None or self.hosted.get(key) is not hosted:
             return
+        if hosted.owner.state is not State.OPEN or not hosted.owner.stands(self.cluster.net.now):
+            self.cluster.net.after(0.5, self.hear, self._fetch, key, hosted)  # its set is changed, or it has slept
+            return
         ledger: list[int] = []
         after = 0
         if opened.images:
@@ -333,7 +339,7 @@ class Replica(Process):
         self.cluster.truth.opened(key, opened.epoch, ledger)
         if hosted.making is not None:
             self._append(hosted, hosted.making.moved, len(ledger), ())
-        elif hosted.owner.state is State.OPEN:
+        else:
             self.cluster.truth.publish(key, 0, ledger)
         if hosted.turn is not None:
             self._round(key, hosted)
@@ -361,7 +367,7 @@ class Replica(Process):
             return
         if not making.imaged:
             making.imaged = self._make_image(hosted, hosted.owner.committed.sequence, len(hosted.ledger))
-        elif hosted.owner.published:
+        elif hosted.owner.published and hosted.owner.stands(self.cluster.net.now):
             hosted.making = None
             self.cluster.made(key, hosted.ledger)
 
@@ -377,7 +383,13 @@ class Replica(Process):
         self._send(sends)
         return True
 
+    def see(self) -> None:
+        """Which stores count, as the cluster's key-value store says."""
+        asked, registry = self.cluster.net.now, self.cluster.registry
+        self.cluster.net.read(self.node, registry.stores, lambda stores: self.hear(self.standing.seen, stores, asked))
+
     def _tick(self) -> None:
+        self.see()
         reports: list[object] = []
         for key, hosted in list(self.hosted.items()):
             self._send(hosted.owner.tick(self.cluster.net.now))

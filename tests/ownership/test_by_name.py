@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK, SILENT_SECONDS
 from deployment.ownership.log import Deleted, Round
 from deployment.ownership.log_format import decode
 from deployment.ownership.messages import Append, Fenced, Grant, Lost, Offer, Opened, Placed, Refused, Taken, Wait
 from deployment.ownership.owner import OFFER_SECONDS, State
+from deployment.ownership.standing import UNBELIEVED_SECONDS
 from deployment.ownership.words import NOTHING
 from tests.ownership.by_hand import KEY, UNIX, Hand, a_round, began
 
@@ -18,10 +23,7 @@ def tokens(opened: Opened) -> list[int]:
 
 
 def fall_silent(hand: Hand) -> None:
-    hand.now += LEASE_SECONDS + LEASE_SLACK + 0.1
-    for node in hand.stores:
-        if node not in hand.away:
-            hand.directory.store_alive(hand.member(node), hand.now)
+    hand.pass_by(LEASE_SECONDS + LEASE_SLACK + 0.1)
 
 
 def test_owner_that_stalls_past_its_lease_and_wakes_after_the_takeover_publishes_nothing_more():
@@ -50,7 +52,7 @@ def test_node_cut_off_from_the_head_goes_on_until_its_copies_refuse_it():
     hand.away.add("head")
     assert hand.append(owner, began(), a_round(3, 10)) == 2  # no word from the head for long
     hand.away.remove("head")
-    hand.directory.node_died("a")
+    hand.directory.node_died("a", hand.now)
     hand.away.add("a")
     assert tokens(hand.take(next_owner, "b")) == [10]
     assert hand.append(next_owner, a_round(4, 20)) == 3
@@ -88,7 +90,7 @@ def test_stale_store_that_comes_back_after_its_set_moved_on_is_void_and_begins_a
     assert owner.committed.sequence == 3 and owner.grant.members == (hand.member("a"),)  # pyright: ignore
 
     hand.away = {"a"}
-    hand.directory.node_died("a")
+    hand.directory.node_died("a", hand.now)
     hand.restart_store("b")
     assert not hand.tell("b")  # with its arena it counts for nothing
     hand.fresh_store("b")
@@ -111,6 +113,24 @@ def test_copies_with_unequal_ends_become_equal_before_anything_is_appended():
     ends = {store.index()[0].history.end for store in hand.stores.values()}
     assert ends == {next_owner.committed}
     assert hand.append(next_owner, a_round(5, 12)) == 4
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_session_is_read_from_a_copy_that_stays_where_the_other_one_is_left_out_of_the_set(which: int):
+    """Which forgets its images when it hears so."""
+    hand = Hand("a", "b")
+    owner, other = hand.owner("r1"), hand.owner("r2")
+    hand.take(owner, "a")
+    hand.append(owner, began(), a_round(3, 10))
+    hand.carry(owner, owner.publish(2, (4,), b"image", 3, UNIX, hand.now))
+    hand.directory.replica_exited("r1")
+    grant = hand.claim(other, "b")
+    assert isinstance(grant, Grant) and len(grant.previous) == 2
+    stays = grant.previous[which]
+    hand.told.clear()
+    hand.carry(other, other.granted(replace(grant, members=(stays,)), hand.now))
+    (opened,) = (told for told in hand.told if isinstance(told, Opened))
+    assert opened.images and opened.source == stays
 
 
 def test_directory_that_restarts_in_mid_migration_lets_the_destination_finish():
@@ -185,7 +205,10 @@ def test_unknown_id_is_not_said_to_be_unknown_before_every_store_has_answered():
     hand.start_directory()
     assert isinstance(hand.directory.locate(KEY, hand.now), Wait)
     assert isinstance(hand.claim(hand.owner("r1"), "a"), Wait)
-    hand.directory.node_died("b")
+    hand.directory.node_died("b", hand.now)
+    assert isinstance(hand.directory.locate(KEY, hand.now), Wait), "who owned what it held may not know yet"
+    assert isinstance(hand.claim(hand.owner("r1"), "a"), Wait)
+    hand.pass_by(UNBELIEVED_SECONDS)
     assert hand.directory.locate(KEY, hand.now) is None
 
 
@@ -242,12 +265,13 @@ def test_who_sleeps_before_it_has_begun_a_session_does_not_begin_it_beside_anoth
     mine, gone = (member.node for member in first.members)
     hand.away = {gone}
     hand.carry(sleeper, sleeper.granted(first, hand.now))
-    hand.directory.node_died(gone)
+    hand.directory.node_died(gone, hand.now)
     (again,) = [word for _, word in hand.directory.reconcile(hand.now) if isinstance(word, Grant)]
     assert [member.node for member in again.members] == [mine]
     hand.owners.remove(sleeper)
     hand.start_directory()
-    hand.directory.node_died(gone)
+    hand.directory.node_died(gone, hand.now)
+    hand.pass_by(UNBELIEVED_SECONDS)
     node = next(node for node in hand.stores if node not in (mine, gone))
     hand.take(other, node)
     assert other.held is not None

@@ -28,7 +28,7 @@ def test_exit_or_death_of_the_node_frees_a_session_at_once():
         if happens == "exit":
             hand.directory.replica_exited("r1")
         else:
-            hand.directory.node_died("a")
+            hand.directory.node_died("a", hand.now)
         assert isinstance(hand.claim(hand.owner("r3"), "b"), Grant)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from deployment.ownership.log import OLDER
 from deployment.ownership.log_format import decode
-from deployment.ownership.messages import Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
+from deployment.ownership.messages import CopiesLost, Grant, Lost, Opened, Placed, Taken, Unavailable, Wait
 from deployment.ownership.owner import Owner, State
+from deployment.ownership.standing import UNBELIEVED_SECONDS
 from state.errors import StateError
 from tests.ownership.by_hand import KEY, Hand, a_round, began
 from tests.ownership.test_by_name import fall_silent
@@ -81,6 +82,8 @@ def test_nobody_else_may_say_what_the_session_is_while_its_owner_lives_or_after(
     assert isinstance(hand.claim(hand.owner("r2"), "b", holds=told.holds), Taken)
     hand.directory.replica_exited("r1")
     assert isinstance(hand.claim(hand.owner("r2"), "b", holds=told.holds), Lost)
+    assert isinstance(hand.claim(hand.owner("r2"), "b", anew=True), Wait), "its owner may not know that it is none"
+    hand.pass_by(UNBELIEVED_SECONDS)
     assert isinstance(hand.claim(hand.owner("r2"), "b", anew=True), Grant), "a full history may"
 
 
@@ -132,7 +135,9 @@ def test_nothing_is_said_to_be_lost_while_a_store_that_has_not_answered_may_know
     hand.lose_arenas("a", second)
     hand.directory.replica_exited("r1")
     assert isinstance(hand.claim(hand.owner("r2"), "a", anew=True), Wait)
-    hand.directory.node_died(third)
+    hand.directory.node_died(third, hand.now)
+    assert isinstance(hand.claim(hand.owner("r2"), "a", anew=True), Wait), "who owned it may not know yet"
+    hand.pass_by(UNBELIEVED_SECONDS)
     assert isinstance(hand.claim(hand.owner("r2"), "a", anew=True), Grant)
 
 
@@ -159,6 +164,7 @@ def test_takeover_whose_stores_are_all_lost_meanwhile_is_not_waited_for():
 
 def test_session_begins_anew_under_every_grant_until_somebody_has_begun_it_and_only_by_a_full_history():
     hand, _, _ = bereft(10)
+    hand.pass_by(UNBELIEVED_SECONDS)
     hand.directory.replica_exited("r1")
     first = hand.owner("r2")
     grant = hand.claim(first, "b", anew=True)
@@ -176,6 +182,7 @@ def test_session_begins_anew_under_every_grant_until_somebody_has_begun_it_and_o
 
 def test_session_begins_anew_too_where_a_store_of_the_grant_is_void_by_now():
     hand, _, _ = bereft(10)
+    hand.pass_by(UNBELIEVED_SECONDS)
     first = hand.owner("r1")
     grant = hand.claim(first, "b", anew=True)
     assert isinstance(grant, Grant)
@@ -188,12 +195,13 @@ def test_session_begins_anew_too_where_a_store_of_the_grant_is_void_by_now():
 
 def test_owner_that_has_begun_a_session_anew_keeps_it_under_a_grant_that_was_given_before_that_was_known():
     hand, _, _ = bereft(10)
+    hand.pass_by(UNBELIEVED_SECONDS)
     owner = hand.owner("r1")
     grant = hand.claim(owner, "a", anew=True)
     assert isinstance(grant, Grant)
     hand.away.add("head")
     hand.carry(owner, owner.granted(grant, hand.now))
-    hand.directory.node_died("b")  # which is cut off from the head alone
+    hand.directory.node_died("b", hand.now)  # which is cut off from the head alone
     ((_, again),) = hand.directory.reconcile(hand.now)
     assert isinstance(again, Grant) and again.anew and again.epoch > grant.epoch
     hand.away.clear()
@@ -252,3 +260,21 @@ def test_owner_whose_offer_was_taken_up_while_it_was_granted_another_set_hears_t
         hand.renew(owner)
     hand.tick(owner, 4.0)
     assert owner.state is State.BARREN
+
+
+def test_owner_that_was_granted_newer_copies_without_hearing_of_them_hears_too_that_these_are_lost():
+    hand, _, told = bereft(10)
+    again = hand.owner("r1", first=OLDER)
+    grant = hand.claim(again, "a", holds=told.holds)
+    assert isinstance(grant, Grant)
+    hand.away = {"a", "b"}
+    hand.carry(again, again.granted(grant, hand.now))
+    hand.away.clear()
+    hand.lose_arenas("b")
+    ((_, newer),) = hand.directory.reconcile(hand.now)
+    assert isinstance(newer, Grant) and newer.epoch > grant.epoch
+    hand.lose_arenas("a")
+    assert [type(word) for _, word in hand.directory.reconcile(hand.now)] == [CopiesLost]
+    hand.renew(again)
+    hand.tick(again, 2.0)
+    assert again.state is State.BARREN, "it had heard neither"

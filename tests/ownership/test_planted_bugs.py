@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from deployment.ownership import joining, takeover
 from deployment.ownership.directory import Directory
+from deployment.ownership.known_stores import KnownStores
 from deployment.ownership.messages import (
     CopiesLost,
     Ends,
@@ -26,6 +28,7 @@ from deployment.ownership.owner import Owner, State
 from deployment.ownership.publication import Publication
 from deployment.ownership.recovery import Repair, installation, repair_of
 from deployment.ownership.sending import Send
+from deployment.ownership.standing import Standing
 from deployment.ownership.store import Store
 from deployment.ownership.words import Epoch, Member, Order, SessionKey
 from state.stored import StoredDocument
@@ -128,6 +131,23 @@ class ForgetfulStore(Store):
             self._write(message.key, *copy.notes(message.log, message.at))
             self._cut_front(message.key, message.log)
         return self._receipt(message.key, message.epoch)
+
+
+class Credulous(Standing):
+    """Publishes whatever any store acknowledges."""
+
+    def holds(self, members: Iterable[Member], now: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("seed", [602_703, 706_717])
+def test_an_owner_that_goes_on_beside_who_began_its_session_anew_is_found(seed: int, monkeypatch: pytest.MonkeyPatch):
+    def never(stores: KnownStores, members: Iterable[Member], all_known: bool) -> float:
+        return float("-inf")
+
+    monkeypatch.setattr(KnownStores, "believed_until", never)
+    with pytest.raises(Broken, match="some were skipped"):
+        run(seed, Bugs(standing=Credulous))
 
 
 class SilentDirectory(Directory):

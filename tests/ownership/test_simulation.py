@@ -13,7 +13,7 @@ from tests.ownership.cluster import run
 from tests.ownership.faults import FAULTS
 
 SOAK_SCHEDULES = 100_000
-CI_SCHEDULES = 1_000
+CI_SCHEDULES = 2_000
 
 
 def play(seeds: range) -> Counter[str]:
@@ -53,6 +53,13 @@ def test_owner_that_waits_for_a_store_of_its_old_set_is_granted_again_by_a_direc
 
 def test_owner_that_dies_while_it_gives_a_session_new_copies_leaves_it_lost_and_not_empty():
     run(300_309)
+
+
+@pytest.mark.parametrize("seed", [602_703, 704_006, 706_717])
+def test_owner_that_nobody_could_seal_publishes_nothing_beside_who_began_its_session_anew(seed: int):
+    """What it published before is lost, which its client is told; where the directory never heard of it, that it is
+    not there."""
+    run(seed)
 
 
 def test_a_seed_plays_the_same_schedule_again():

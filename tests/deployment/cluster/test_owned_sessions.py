@@ -23,6 +23,7 @@ from deployment.cluster.names import (
     versioned,
 )
 from deployment.cluster.transport import start_directory
+from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK
 from deployment.ownership.words import SessionKey
 from tests.deployment.cluster.replicas import APP, Replica
 
@@ -174,15 +175,24 @@ class Idle:
 
 def test_actors_of_other_versions_end_without_ours_and_all_of_an_application_go_down_together(replicas: list[Any]):
     others = [f"{APP}/v1/directory", f"{APP}/v{PROTOCOL + 1}/host-store/node", f"{APP}-2/v1/directory"]
+    assert is_lost_soon("stranger"), "nobody else could know it"
     for name in others:
         actor: Any = Idle.options(name=name, namespace=NAMESPACE, lifetime="detached").remote()
         ray.get(actor.__ray_ready__.remote())
+    assert not ray.get(start_directory(APP).is_lost.remote("stranger")), "it may renew with the other directory"
     ours = {name for name in named() if name.startswith(f"{versioned(APP)}/")}
     assert ours and remove_other_versions(APP) == 2
     assert named_soon(ours | {others[2]})
     assert remove(APP) == len(ours)
     assert named_soon({others[2]}), "another application keeps its own"
     assert remove(f"{APP}-2") == 1
+
+
+def is_lost_soon(replica: str) -> bool:
+    deadline = time.monotonic() + LEASE_SECONDS + LEASE_SLACK + 5.0
+    while not (lost := bool(ray.get(start_directory(APP).is_lost.remote(replica)))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return lost
 
 
 def named() -> set[str]:
