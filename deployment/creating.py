@@ -90,6 +90,7 @@ class Creating:
         if exists(opened):
             self._keeper.give_back(key)
             raise session_exists(key.session)
+        await self._keeper.end_durable(opened)
         return await self._keeper.as_nothing(opened)
 
     async def _exactly(self, key: SessionKey, document: bytes) -> SessionRecord:

@@ -23,7 +23,7 @@ from deployment.keeper import SessionKeeper
 from deployment.ownership.words import SessionKey
 from deployment.session import Session
 from state.media import without_pixels
-from state.session_record import ForkPoint
+from state.session_record import ForkPoint, SessionRecord
 
 MOST_CHECKPOINTS = 16
 """Explicit ones of a session."""
@@ -66,6 +66,12 @@ class Forking:
                 raise
         return point
 
+    def made_before(self, session: Session, name: str) -> ForkPoint | None:
+        """The checkpoint of that name, if it is of where the session stands."""
+        here = len(session.ledger), session.frontier
+        named = (point for point in session.fork_points if point.name == name and not point.ledger)
+        return next((point for point in named if (point.tokens, point.frontier) == here), None)
+
     async def delete_checkpoint(self, session: Session, name: str) -> None:
         await self._at_rest(session, "a turn is running; a checkpoint can be deleted between turns")
         point = found(session.record(), ForkAt(checkpoint=name))
@@ -82,12 +88,15 @@ class Forking:
             await self._at_rest(session, "a turn is running; it can be forked between turns, or from an earlier turn")
         elif session.moving:
             raise session_busy(session.key.session, "it is being moved")
-        record = session.record()
-        past = record if at is None else past_of(record, found(record, at))
-        async with self._creating.of_past(child_key, past, session) as child:
+        async with self._creating.of_past(child_key, self.past(session, at), session) as child:
             if child.ledger:
                 await self._fork_state(session, child)
         return child
+
+    def past(self, session: Session, at: ForkAt | None) -> SessionRecord:
+        """What a fork begins with."""
+        record = session.record()
+        return record if at is None else past_of(record, found(record, at))
 
     async def _fork_state(self, session: Session, child: Session) -> None:
         """What leads to the child's ledger, whatever the parent does meanwhile. What is not found, or finds no room, is

@@ -7,6 +7,7 @@ is not in the log goes on here, from the last round that is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -18,7 +19,8 @@ from ray.exceptions import RayError
 from deployment import wire
 from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.not_owned import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere
-from deployment.cluster.owned_sessions import OwnedSessions, Transport
+from deployment.cluster.owned_sessions import OwnedSessions
+from deployment.cluster.reach import Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import DurableCopies
 from deployment.ending import Ending
@@ -165,6 +167,7 @@ class SessionKeeper:
             if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
+            await self.end_durable(opened)
             return await self._load(opened)
 
     async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
@@ -232,17 +235,25 @@ class SessionKeeper:
         return opened
 
     async def _take_back(self, opened: Opened) -> None:
-        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. Who deleted
-        it may have been cut off before the durable tier had its end. RequestError (503)."""
+        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. RequestError
+        (503)."""
+        await self.end_durable(opened)
         try:
-            deleted = deleted_under(opened.records)
-            # Not for one that was in a single store: a tombstone would say there that it was.
-            if deleted is not None and await self._durable.has(opened.key):
-                await self.ending.delete_durable(opened.key, deleted)
             await self.as_nothing(opened)
             await self.ending.bury(opened.key, time.time())
         finally:
             self._owned.forget(opened.key)
+
+    async def end_durable(self, opened: Opened) -> None:
+        """Who deleted a session may have been cut off before the durable tier had its end. RequestError (503)."""
+        deleted = deleted_under(opened.records)
+        try:
+            # Not for one that was in a single store: a tombstone would say there that it was.
+            if deleted is not None and await self._durable.has(opened.key):
+                await self.ending.delete_durable(opened.key, deleted)
+        except RequestError:
+            self._owned.forget(opened.key)
+            raise
 
     # -------------------------------------------------------------------------------------------- rebuilding
 
@@ -353,6 +364,17 @@ class SessionKeeper:
         self._owned.forget(session.key)
         self._durable.forget(session.key)
         await self._drop(session)
+
+    async def delete_again(self, key: SessionKey) -> None:
+        """Of one that is not there: a replica that was lost has deleted it, but perhaps not in the durable tier.
+        RequestError (503)."""
+        async with self.getting.of(key):
+            with contextlib.suppress(OwnedElsewhere, NoCopyLeft):
+                opened = await self.taken(key, anew=False)
+                if exists(opened):
+                    self._owned.forget(key)  # it was made anew since
+                else:
+                    await self._take_back(opened)
 
     def _reopened(self, opened: Opened) -> None:
         """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the

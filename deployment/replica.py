@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -54,9 +54,11 @@ from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
 from deployment.turn_table import TurnTable
 from deployment.wire import (
+    MOST_TOLD_IDS,
     Adopted,
     Elsewhere,
     Encoded,
+    EncodedAs,
     ExportedSession,
     Movement,
     NotHere,
@@ -254,13 +256,23 @@ class EngineReplica:
 
     # ------------------------------------------------------------------------------------------------ tokens
 
-    async def encode(self, route: Route, request: TurnRequest) -> Encoded | Refused:
+    async def encode(self, route: Route, request: TurnRequest, wanted: EncodedAs = "count") -> Encoded | Refused:
         """The prompt that a turn would have."""
         try:
             ids = await self._prompter.encoded(request)
         except RequestError as error:
             return error.refused
-        return Encoded(ids, tuple(map(self._service.tokenizer.spelled, ids)), self._service.context_limit)
+        encoded = Encoded(len(ids), self._service.context_limit)
+        if wanted == "count":
+            return encoded
+        if len(ids) > MOST_TOLD_IDS:
+            what = f"the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
+            return Refused(400, engine_errors.INVALID_REQUEST, what)
+        spelled = await asyncio.to_thread(self._spelled, ids) if wanted == "spelled" else ()
+        return replace(encoded, ids=ids, spelled=spelled)
+
+    def _spelled(self, ids: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(map(self._service.tokenizer.spelled, ids))
 
     async def decode(self, route: Route, ids: tuple[int, ...]) -> str | Refused:
         """The text of ids, special tokens as they are spelled."""
@@ -269,7 +281,7 @@ class EngineReplica:
         if wrong is not None:
             what = f"token id {wrong} is unknown; the tokenizer's ids are below {tokenizer.public_rows}"
             return Refused(400, engine_errors.INVALID_REQUEST, f"tokens: {what}", "tokens")
-        return b"".join(map(tokenizer.spelled, ids)).decode("utf-8", errors="replace")
+        return b"".join(await asyncio.to_thread(self._spelled, ids)).decode("utf-8", errors="replace")
 
     # ------------------------------------------------------------------------------------------------ sessions
 
@@ -298,7 +310,7 @@ class EngineReplica:
         """Gives `child_key` all that the session is, or was. The child lives here, sharing the parent's pages."""
         return await self._asked(self._sessions.fork(route, key, child_key, at))
 
-    async def checkpoint(self, route: Route, key: SessionKey, name: str | None) -> ForkPoint | NotHere | Refused:
+    async def checkpoint(self, route: Route, key: SessionKey, name: str) -> ForkPoint | NotHere | Refused:
         """Keeps where the session stands now."""
         return await self._asked(self._sessions.checkpoint(route, key, name))
 

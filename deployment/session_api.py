@@ -108,8 +108,9 @@ class SessionApi:
     async def checkpoint(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(CheckpointBody, await document_of(request, empty=True))
-        wanted = None if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
-        if wanted is not None and "/" in wanted:
+        # Named here, so that one that is asked for again, since its replica was lost, is the same.
+        wanted = secrets.token_hex(4) if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
+        if "/" in wanted:
             raise invalid(f"name: a checkpoint's name is a part of its path, and has no slash, got {wanted!r}", "name")
         answer = await self._replicas.ask("checkpoint", _owner(placement), placement.key, wanted)
         if isinstance(answer, Refused):

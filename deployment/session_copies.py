@@ -31,6 +31,7 @@ from deployment.ownership.log import HeadMoved, Numbered
 from deployment.ownership.messages import NoRoom
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES, WholeDocument, put_together
 from state.errors import StateError
 from state.fair_share import first_to_go
 
@@ -67,6 +68,7 @@ class SessionCopies:
         self._end = end
         self._spawn = spawn
         self._copying = Locks()
+        self._exporting = asyncio.Lock()
 
     async def copy(self, session: Session) -> None:
         """Gives an image of the session to all its copies, in the background."""
@@ -79,7 +81,8 @@ class SessionCopies:
             sequence = session.order = self._owned.end(key).sequence
             try:
                 began = time.perf_counter()
-                document, frontiers = await self._export(session)
+                session.newest, frontiers = await self._export(session)
+                document = session.newest.document
                 self._transfers.copied(len(document), time.perf_counter() - began)
                 self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
             except EngineError as error:
@@ -148,15 +151,29 @@ class SessionCopies:
         if not session.ledger:
             message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
             raise RequestError(409, "session_empty", message, "session")
-        return (await self._export(session))[0]
+        return (await self._export(session))[0].document
 
-    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
-        command = Export(secrets.token_hex(8), session.engine_id, session.record(), checkpoints, session.foreign)
-        exported = await self._service.call(command)
-        assert isinstance(exported, Exported)
+    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[WholeDocument, tuple[int, ...]]:
+        before, record, foreign, fresh = session.newest, session.record(), session.foreign, dict[bytes, bytes]()
+        # One at a time: the engine hashes an image in slices, and has begun with no other meanwhile.
+        async with self._exporting:
+            while True:
+                command = Export(
+                    secrets.token_hex(8),
+                    session.engine_id,
+                    record,
+                    checkpoints,
+                    foreign,
+                    frozenset(before.places).union(fresh),
+                    slice_bytes=SLICE_BYTES,
+                )
+                exported = await self._service.call(command)
+                assert isinstance(exported, Exported)
+                fresh |= {segment.sha256: segment.data for segment in exported.segments}
+                if exported.whole:
+                    break
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        session.copied = len(exported.document)
-        return np.frombuffer(exported.document, np.uint8), exported.frontiers
+        return await asyncio.to_thread(put_together, before, fresh, exported), exported.frontiers
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
@@ -183,7 +200,7 @@ class SessionCopies:
 
     def bytes_of(self, session: Session) -> int:
         """What each of its copies takes, of a turn's own session its log."""
-        return self._owned.logged(session.key) if session.keyed else session.copied
+        return self._owned.logged(session.key) if session.keyed else len(session.newest.document)
 
     def _resting(self) -> list[Session]:
         """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or
@@ -202,7 +219,8 @@ class SessionCopies:
         if session is not None and session.key in self._owned:
             try:
                 sequence = session.order = self._owned.end(session.key).sequence
-                document, frontiers = await self._export(session, checkpoints=False)
+                session.newest, frontiers = await self._export(session, checkpoints=False)
+                document = session.newest.document
                 self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
             except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", session.key, error)

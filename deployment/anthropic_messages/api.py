@@ -42,8 +42,8 @@ class MessagesApi:
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
         turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
-        encoded = await self._tokens.encoded(turn)
-        return JSONResponse({"input_tokens": len(encoded.ids)}, headers={"request-id": new_request_id()})
+        count = await self._tokens.count(turn)
+        return JSONResponse({"input_tokens": count}, headers={"request-id": new_request_id()})
 
 
 def _turn(body: PromptBody, asking: Asking) -> TurnRequest:

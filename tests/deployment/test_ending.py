@@ -12,9 +12,10 @@ from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.session import Session
+from state.durable import DurableTier
 from state.errors import StoreError
 from state.session_record import SessionRecord
-from tests.deployment.in_process import World, packed
+from tests.deployment.in_process import Replica, World, packed
 from tests.deployment.keeping import KEY, Running, get, refused, run, turn
 from tests.ownership.fake_storage import FakeValues
 from tests.state.stores import Clock, MemoryStore, open_tier, publish
@@ -101,25 +102,61 @@ def test_a_session_that_could_not_be_ended_is_not_taken_for_a_deleted_one(monkey
     run(steps)
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_durable_tier_too(durable: bool):
-    tier, values = open_tier(MemoryStore(), Clock()), FakeValues()
+async def cut_off_deleting(world: World, tier: DurableTier, durable: bool) -> Placed:
+    """The only durable publication is still there, and its session's log ends with a tombstone. Where it was."""
+    session = await turn(world, "a", 1, 2, 3)
+    values = FakeValues()
+    for replica in world.replicas.values():
+        replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
+    if durable:
+        publish(tier, "one", key=KEY, epoch=session.epoch)
+    a = world.replicas["a"]
+    placed = await a.link.locate(KEY)
+    assert isinstance(placed, Placed)
+    cut_off = asyncio.Event()
+    a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
+    deleting = asyncio.create_task(a.keeper.ending.delete(session, 1.0))
+    await cut_off.wait()
+    deleting.cancel()
+    world.kill("a")
+    return placed
+
+
+@pytest.mark.parametrize("how", ["turn", "made", "deleted again"])
+def test_who_uses_the_name_of_one_that_was_deleted_and_cut_off_ends_it_in_the_durable_tier_first(how: str):
+    tier = open_tier(MemoryStore(), Clock())
 
     async def steps(world: World) -> None:
-        session = await turn(world, "a", 1, 2, 3)
-        for replica in world.replicas.values():
-            replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
-        if durable:
-            publish(tier, "one", key=KEY, epoch=session.epoch)
-        a, b = world.replicas["a"], world.replicas["b"]
-        placed = await a.link.locate(KEY)
-        assert isinstance(placed, Placed)
-        cut_off = asyncio.Event()
-        a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
-        deleting = asyncio.create_task(a.keeper.ending.delete(session, 1.0))
-        await cut_off.wait()
-        deleting.cancel()
-        world.kill("a")
+        await cut_off_deleting(world, tier, durable=True)
+        b = world.replicas["b"]
+        assert await b.keeper.located(KEY) is None and tier.latest(KEY) is not None
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(tier, "delete", _full)
+            status, code, _ = await refused(_used(b, how))
+        assert (status, code) == (503, "session_unavailable")
+        await _used(b, how)
+        assert tier.latest(KEY) is None and tier.tombstone(KEY) is not None
+        assert (b.keeper.held(KEY) is None) == (how == "deleted again")
+
+    run(steps)
+
+
+async def _used(replica: Replica, how: str) -> None:
+    if how == "turn":
+        await replica.keeper.acquire(KEY, None, must_exist=False)
+    elif how == "made":
+        await replica.creating.empty(KEY)
+    else:
+        await replica.keeper.delete_again(KEY)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_durable_tier_too(durable: bool):
+    tier = open_tier(MemoryStore(), Clock())
+
+    async def steps(world: World) -> None:
+        placed = await cut_off_deleting(world, tier, durable)
+        b = world.replicas["b"]
         if durable:
             with pytest.MonkeyPatch.context() as full:
                 full.setattr(tier, "delete", _full)

@@ -6,10 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from deployment.engine.messages import Command, Export, Foreign
 from deployment.keyed_turns import KEYED
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.words import NOTHING, SessionKey
+from deployment.whole_documents import WholeDocument
 from state.fingerprint import Mismatch
 from tests.deployment.in_process import FakeService, World
 from tests.deployment.keeping import KEY, get, run, turn
@@ -64,13 +67,17 @@ def test_where_a_store_has_no_room_a_session_is_kept_by_its_ledger_alone():
     run(steps, lambda: World(room=1 << 16))
 
 
+def document_of(size: int) -> WholeDocument:
+    return WholeDocument(np.zeros(size, np.uint8))
+
+
 def test_where_a_store_has_no_room_they_go_first_who_hold_more_than_their_share():
     async def steps(world: World) -> None:
         a = world.replicas["a"]
         sessions = []
         for tenant, name, size in (("u", "small", 20_000), ("t", "one", 50_000), ("t", "two", 60_000)):
             session = await a.creating.empty(SessionKey(tenant * 64, name))
-            session.ledger, session.checkpoints, session.copied = (1, 2, 3), (("turn_end", 3),), size
+            session.ledger, session.checkpoints, session.newest = (1, 2, 3), (("turn_end", 3),), document_of(size)
             sessions.append(session)
         small, one, two = sessions
         for _ in range(2):
@@ -90,7 +97,7 @@ def test_where_a_store_has_no_room_what_rests_longest_goes_and_turns_with_a_key_
             session = await a.creating.empty(SessionKey(KEY.tenant, name))
             session.ledger, session.turns = (1, 2, 3), [replace(TURN, ended_at=ended)]
             if not session.keyed:
-                session.checkpoints, session.copied = (("turn_end", 3),), 5000
+                session.checkpoints, session.newest = (("turn_end", 3),), document_of(5000)
             sessions.append(session)
         younger, older, keyed, _ = sessions
         await a.keeper.write(older.key, [HeadMoved(NOTHING, None, 0)] * 3)  # how long a log is says nothing of its age
