@@ -21,8 +21,9 @@ from deployment.checkpoint_places import KindAt, placed
 from deployment.cluster.not_owned import NotOwned
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
+from deployment.engine.commands import Export
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Export, Exported
+from deployment.engine.events import Exported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_unavailable
 from deployment.locks import Locks

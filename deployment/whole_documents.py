@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployment.engine.messages import Exported
+from deployment.engine.events import Exported
 
 SLICE_BYTES = 32 << 20
 """Bytes that an engine hashes or reads at once while its lanes wait: 22 ms of sha256 on one core of an H200's host. An

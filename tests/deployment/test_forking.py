@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.commands import Drop, Fork
 from deployment.engine.errors import OVERLOADED, EngineError
-from deployment.engine.messages import Drop, Fork
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import MOST_CHECKPOINTS, Forking

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from deployment.cluster.not_owned import OwnedElsewhere
-from deployment.engine.messages import Round
+from deployment.engine.events import Round
 from deployment.event_ids import digest_of
 from deployment.lasting_stream import LastingStream
 from deployment.replica_watch import ReplicaWatch

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployment.durable_copies import DurableCopies
-from deployment.engine.messages import Call, Event, Exported, Finished, Submit
+from deployment.engine.commands import Call, Submit
+from deployment.engine.events import Event, Exported, Finished
 from deployment.engine.service import EngineService
 from deployment.metrics.transfers import Transfers
 from deployment.ownership.words import Epoch, Order, SessionKey

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.commands import Drop, Export, Foreign, Fork, Import, Sampling, Submit
 from deployment.engine.engine import Engine
-from deployment.engine.messages import (
-    Drop,
-    Evicted,
-    Export,
-    Exported,
-    Failed,
-    Foreign,
-    Fork,
-    Import,
-    Imported,
-    Sampling,
-    Submit,
-)
+from deployment.engine.events import Evicted, Exported, Failed, Imported
 from deployment.whole_documents import NOTHING, put_together
 from state.document import open_document
 from state.errors import MissingSegment

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployment.engine.buffers import PageTables, PromptSlice
+from deployment.engine.commands import Sampling, Submit
 from deployment.engine.histories import Histories
 from deployment.engine.ingress import FLOATS, INTEGERS, Ingress, Row
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Sampling, Submit
 from state.memory import SequenceMemory
 
 CPU = torch.device("cpu")
