@@ -19,7 +19,7 @@ from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.sending import BRING_SECONDS
-from deployment.ownership.store import KnownTurn, Store
+from deployment.ownership.store import Store
 from deployment.ownership.words import Member, Order, SessionKey
 from state.arena import open_arena
 from state.arena_file import arena_path, sweep
@@ -65,9 +65,6 @@ class HostStoreActor:
 
     async def room(self) -> Room:
         return Room(self._arena.size, self._arena.used)
-
-    async def find_turn(self, tenant: str, idempotency_key: str) -> KnownTurn | None:
-        return self._store.find_turn(tenant, idempotency_key, time.time())
 
     async def answer(self, to: Member, messages: Sequence[ToStore]) -> list[FromStore]:
         """Answers in the order of the messages, but for images to be fetched, which are left out: ask again. Nothing
