@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deployment.creating import Creating
 from deployment.engine.errors import OVERLOADED, UNKNOWN_CHECKPOINT, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Checkpoint, Checkpointed, Fork, Unpin
 from deployment.engine.service import EngineService
@@ -22,7 +23,7 @@ from deployment.keeper import SessionKeeper
 from deployment.ownership.words import SessionKey
 from deployment.session import Session
 from state.media import without_pixels
-from state.session_record import ForkPoint
+from state.session_record import ForkPoint, SessionRecord
 
 MOST_CHECKPOINTS = 16
 """Explicit ones of a session."""
@@ -36,6 +37,7 @@ class Forking:
     def __init__(self, service: EngineService, keeper: SessionKeeper) -> None:
         self._service = service
         self._keeper = keeper
+        self._creating = Creating(service, keeper)
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
@@ -57,12 +59,18 @@ class Forking:
             point = replace(here, name=name or secrets.token_hex(4), image=await self._pinned(session))
             session.fork_points.append(point)
             try:
-                await self._keeper.recorded(session)
+                await self._keeper.copies.recorded(session)
             except BaseException:
                 session.fork_points.remove(point)
                 await self._unpinned(session, point)
                 raise
         return point
+
+    def made_before(self, session: Session, name: str) -> ForkPoint | None:
+        """The checkpoint of that name, if it is of where the session stands."""
+        here = len(session.ledger), session.frontier
+        named = (point for point in session.fork_points if point.name == name and not point.ledger)
+        return next((point for point in named if (point.tokens, point.frontier) == here), None)
 
     async def delete_checkpoint(self, session: Session, name: str) -> None:
         await self._at_rest(session, "a turn is running; a checkpoint can be deleted between turns")
@@ -70,7 +78,7 @@ class Forking:
         with self._still(session):
             session.fork_points.remove(point)
             await self._unpinned(session, point)
-            await self._keeper.recorded(session)
+            await self._keeper.copies.recorded(session)
 
     # -------------------------------------------------------------------------------------------- forks
 
@@ -80,12 +88,15 @@ class Forking:
             await self._at_rest(session, "a turn is running; it can be forked between turns, or from an earlier turn")
         elif session.moving:
             raise session_busy(session.key.session, "it is being moved")
-        record = session.record()
-        past = record if at is None else past_of(record, found(record, at))
-        async with self._keeper.creating(child_key, past, session) as child:
+        async with self._creating.of_past(child_key, self.past(session, at), session) as child:
             if child.ledger:
                 await self._fork_state(session, child)
         return child
+
+    def past(self, session: Session, at: ForkAt | None) -> SessionRecord:
+        """What a fork begins with."""
+        record = session.record()
+        return record if at is None else past_of(record, found(record, at))
 
     async def _fork_state(self, session: Session, child: Session) -> None:
         """What leads to the child's ledger, whatever the parent does meanwhile. What is not found, or finds no room, is

@@ -59,7 +59,7 @@ class Replicas:
             lost = lost or answer.lost
             if time.monotonic() > deadline:
                 raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again")
-            route = replace(route, replica=answer.owner)
+            route = replace(route, replica=answer.owner, again=lost)
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployment.body_reading import parse
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError, invalid, session_exists, session_unavailable, unknown_session
 from deployment.fork_points import ForkAt
@@ -23,7 +24,7 @@ from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import body_of, document_of, session_name, tenant_of, visible_name
-from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody, parse
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody
 from deployment.server_objects import (
     adopted_object,
     checkpoint_object,
@@ -107,8 +108,9 @@ class SessionApi:
     async def checkpoint(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(CheckpointBody, await document_of(request, empty=True))
-        wanted = None if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
-        if wanted is not None and "/" in wanted:
+        # Named here, so that one that is asked for again, since its replica was lost, is the same.
+        wanted = secrets.token_hex(4) if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
+        if "/" in wanted:
             raise invalid(f"name: a checkpoint's name is a part of its path, and has no slash, got {wanted!r}", "name")
         answer = await self._replicas.ask("checkpoint", _owner(placement), placement.key, wanted)
         if isinstance(answer, Refused):

@@ -24,7 +24,8 @@ class Route:
     `replica`: who should answer, if it is alive. `placement`: what the directory said of the session just before.
     `affinity` orders the rest. `sent_on`: another replica had no room and named this one, so that nobody sends the call
     on once more. `firm`: what the affinity leads to is there already, however full the replica is. `receipt`: whoever
-    gets the call says so at once, since nobody else knows who that is.
+    gets the call says so at once, since nobody else knows who that is. `again`: a replica that was asked before, and
+    was lost, may have done what is asked.
     """
 
     affinity: str
@@ -33,6 +34,7 @@ class Route:
     sent_on: bool = False
     firm: bool = False
     receipt: bool = False
+    again: bool = False
 
 
 NOTHING = ""
@@ -265,13 +267,21 @@ class Elsewhere:
     turn: str
 
 
+MOST_TOLD_IDS = 1 << 20
+"""Token ids that are told, or taken to be told as text, at once: more than the longest context has."""
+
+EncodedAs = Literal["count", "ids", "spelled"]
+"""What is asked of a prompt's tokens: how many they are, their ids too, or also how each of them is spelled."""
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as tokens: their ids and spellings, and how many a turn may have in all."""
+    """A prompt as tokens: how many they are, and may be in a turn; their ids and spellings, if these were asked for."""
 
-    ids: tuple[int, ...]
-    spelled: tuple[bytes, ...]
+    count: int
     context_limit: int
+    ids: tuple[int, ...] = ()
+    spelled: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The sessions that a replica owns: one `Owner` machine each, and the messages between them, directory and stores.
 
-Everything runs on one event loop. What goes to one store at the same time goes in one call: a round of all lanes costs
-one call to each store, and while it is under way the next one gathers.
+Everything runs on one event loop. A round of all lanes costs one call to each store (`outbox.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from deployment.cluster.not_owned import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere
+from deployment.cluster.outbox import Outbox
+from deployment.cluster.reach import FromOthers, Transport
 from deployment.ownership.log import Numbered
 from deployment.ownership.messages import (
     Claim,
@@ -24,11 +24,8 @@ from deployment.ownership.messages import (
     CopiesLost,
     Drain,
     Fenced,
-    FromDirectory,
-    FromOwner,
     FromStore,
     Grant,
-    Held,
     Join,
     Known,
     Lost,
@@ -36,10 +33,8 @@ from deployment.ownership.messages import (
     NoRoom,
     Offer,
     Opened,
-    Silent,
     Taken,
     ToReplica,
-    ToStore,
     Unavailable,
     Wait,
 )
@@ -54,30 +49,7 @@ SEE_SECONDS = 1.0
 TAKE_SECONDS = 30.0
 """How long a session's takeover may take before whoever asked is told to ask again."""
 
-FromOthers = Grant | Join | CopiesLost | Offer | Moved | Known | Drain
-"""What comes with the answer to a renewal."""
-
 log = logging.getLogger("ray.serve")
-
-
-class Transport(Protocol):
-    """How a replica reaches the others. An answer that does not come is None: what was asked is asked again."""
-
-    async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[FromOthers] | None: ...
-
-    async def claim(self, claim: Claim) -> FromDirectory | None: ...
-
-    async def tell(self, messages: Sequence[FromOwner]) -> Sequence[Known | Moved] | None:
-        """Whether the directory has heard it."""
-        ...
-
-    async def ask_store(self, member: Member, messages: Sequence[ToStore]) -> Sequence[FromStore] | None: ...
-
-    def tell_peer(self, replica: str, message: Offer | Moved) -> Coroutine[Any, Any, None]: ...
-
-    async def stores(self) -> Sequence[Member] | None:
-        """All that count, as the cluster's key-value store says, whether there is a directory or not."""
-        ...
 
 
 @dataclass
@@ -140,10 +112,7 @@ class OwnedSessions:
         self._owned: dict[SessionKey, _Owned] = {}
         self._standing = Standing()
         self._doubt = asyncio.Event()
-        self._to_stores: dict[Member, list[ToStore]] = defaultdict(list)
-        self._to_directory: dict[tuple[type, SessionKey, Member | None], FromOwner] = {}
-        self._heard = asyncio.Event()
-        self._sending: set[Member | str] = set()
+        self._outbox = Outbox(transport, self._answered, self._directed, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -265,8 +234,7 @@ class OwnedSessions:
 
     async def heard(self, key: SessionKey) -> None:
         """Waits until the directory has heard all that there is to say of a session."""
-        while any(about == key for _, about, _ in self._to_directory):
-            await self._heard.wait()
+        await self._outbox.heard(key)
 
     async def offered(self, key: SessionKey) -> bool:
         """Waits until it is known what became of an offer. Whether the session is another replica's now."""
@@ -334,13 +302,11 @@ class OwnedSessions:
         for send in sends:
             match send.to:
                 case Member() as member:
-                    self._to_stores[member].append(send.message)  # pyright: ignore[reportArgumentType]
-                    self._pump(member)
+                    self._outbox.ask(member, send.message)  # pyright: ignore[reportArgumentType]
                 case Peer(replica=replica):
                     self._spawn(self._transport.tell_peer(replica, send.message))  # pyright: ignore[reportArgumentType]
                 case _ if send.to == DIRECTORY:
-                    self._tell(send.message)  # pyright: ignore[reportArgumentType]
-                    self._pump(DIRECTORY)
+                    self._outbox.tell(send.message)  # pyright: ignore[reportArgumentType]
                 case _:
                     assert send.to == HERE
                     self._here(owned, send.message)  # pyright: ignore[reportArgumentType]
@@ -363,44 +329,7 @@ class OwnedSessions:
                 self._on_no_room(message)
         owned.changed()
 
-    # -------------------------------------------------------------------------------------------- sending
-
-    def _pump(self, to: Member | str) -> None:
-        if to not in self._sending:
-            self._sending.add(to)
-            self._spawn(self._send_all(to))
-
-    async def _send_all(self, to: Member | str) -> None:
-        try:
-            if isinstance(to, Member):
-                while messages := self._to_stores.pop(to, None):
-                    for answer in await self._transport.ask_store(to, messages) or ():
-                        self._answered(answer)
-            else:
-                await self._tell_all()
-        finally:
-            self._sending.discard(to)
-
-    def _tell(self, message: FromOwner) -> None:
-        """A later word of the same kind takes the place of one that the directory has not heard yet."""
-        about = message.member if isinstance(message, Silent) else None
-        self._to_directory[type(message), message.key, about] = message
-
-    async def _tell_all(self) -> None:
-        # Until it has heard it: nobody says again that a session was deleted, once this replica has forgotten it.
-        while self._to_directory:
-            told = dict(self._to_directory)
-            answers = await self._transport.tell(list(told.values()))
-            if answers is None:
-                await asyncio.sleep(TICK_SECONDS)
-                continue
-            for answer in answers:
-                self._directed(answer)
-            for about, message in told.items():
-                if self._to_directory[about] is message:
-                    del self._to_directory[about]
-            heard, self._heard = self._heard, asyncio.Event()
-            heard.set()
+    # -------------------------------------------------------------------------------------------- what comes
 
     def _answered(self, answer: FromStore) -> None:
         owned = self._owned.get(answer.key)

@@ -3,12 +3,13 @@
     SEALING      every store that may hold what was published, and every one that is to, shuts out lower epochs
     EQUALISING   the copies of the new set become equal to the one that counts
     NAMING       the new set is written to all of them, old and new; nothing is appended before all have it
-    BEGINNING    of a session that had no set: the directory has taken in that it has one
+    BEGINNING    of a session that had no set, or was deleted: the directory has taken in that it has one
 
 A session that begins anew, but is to get what it was before, begins with a record that says so, before it has a set.
 The set is named only now, so that nobody who reads a name ever finds an unfinished copy behind it. Whoever takes over
 next, wherever this stops, seals one of these stores and so learns of it: but for a session that had no set, which a
-directory that was started meanwhile may begin elsewhere. Hence the last step.
+directory that was started meanwhile may begin elsewhere, and for one that such a directory believes to be deleted,
+which nobody takes over. Hence the last step.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Takeover:
             self._links.answered(receipt.member)
             self._named.add(receipt.member)
             if self._named.issuperset(self._stores):
-                if self.grant.named is None:
+                if self.grant.named is None or self.source.deleted:
                     self.phase = Phase.BEGINNING
                     return [Send(DIRECTORY, self._held)]
                 self.phase = Phase.DONE

@@ -17,7 +17,10 @@ from deployment.held_turn import HeldTurn
 from deployment.ownership.messages import Image, Placed
 from deployment.ownership.words import Member, SessionKey
 from deployment.session import Session
-from deployment.wire import TurnEvent, TurnRequest
+from deployment.session_desk import SessionDesk
+from deployment.state_limit import StateLimit
+from deployment.turn_table import TurnTable
+from deployment.wire import Route, TurnEvent, TurnRequest
 from tests.deployment.in_process import World
 from tests.deployment.places import KEY, Place, ids_of, opened, places, run, told
 
@@ -157,7 +160,7 @@ def test_what_cannot_be_kept_is_refused_by_name():
     async def steps() -> None:
         async with places() as (_, (a, _b)):
             forking = Forking(a.service, a.keeper)
-            empty = await a.keeper.create_empty(SessionKey(KEY.tenant, "empty"))
+            empty = await a.replica.creating.empty(SessionKey(KEY.tenant, "empty"))
             assert await refused(forking.checkpoint(empty, None)) == (409, "session_empty")
             session, _second = await first_turns(a)
             assert await refused(forking.checkpoint(session, "one")) == (409, "checkpoint_exists")
@@ -200,5 +203,55 @@ def test_a_fork_for_which_the_device_has_no_room_is_made_of_its_tokens():
                 patch.setattr(a.service, "call", full)
                 child = await fork(a, ForkAt(checkpoint="one"), session)
             assert await say(a, child, ASKED) == expected
+
+    run(steps)
+
+
+# ------------------------------------------------------------------------------------------------ asked for again
+
+
+AGAIN = Route("x", again=True)
+CHILD = SessionKey(KEY.tenant, "child")
+
+
+def desk(place: Place) -> SessionDesk:
+    limit = StateLimit(None, _nothing, place.keeper.copies.make_room_of)
+    return SessionDesk(place.replica.name, place.keeper, Forking(place.service, place.keeper), limit, TurnTable())
+
+
+async def _nothing(tenant: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["its replica died", "it was only taken for dead"])
+def test_what_a_lost_replica_has_made_is_not_refused_since_it_is_there(lost: bool):
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            await first_turns(a)
+
+            async def asked(at: SessionDesk, route: Route) -> list[Any]:
+                return [
+                    await at.fork(route, KEY, CHILD, ForkAt(checkpoint="one")),
+                    await at.checkpoint(route, KEY, "two"),
+                ]
+
+            made = await asked(desk(a), Route("x"))
+            if lost:
+                a.die()
+            here = b if lost else a
+            again = await asked(desk(here), AGAIN)
+            assert [one.frontier for one in again] == [one.frontier for one in made] and again[1].name == "two"
+            for work in (
+                desk(here).fork(Route("x"), KEY, CHILD, ForkAt(checkpoint="one")),
+                desk(here).checkpoint(Route("x"), KEY, "two"),
+            ):
+                assert (await refused(work))[0] == 409, "it is another request"
+            await say(here, CHILD, ASKED)
+            await say(here, KEY, "Thanks.")
+            assert (await refused(desk(here).fork(AGAIN, KEY, CHILD, ForkAt(checkpoint="one"))))[0] == 409
+            assert (await refused(desk(here).checkpoint(AGAIN, KEY, "two")))[0] == 409
+            assert await desk(here).delete_checkpoint(Route("x"), KEY, "two")
+            assert await desk(here).delete_checkpoint(AGAIN, KEY, "two"), "it is gone, as was asked"
+            assert (await refused(desk(here).delete_checkpoint(Route("x"), KEY, "two")))[0] == 404
 
     run(steps)

@@ -92,6 +92,27 @@ def test_a_replica_that_says_nothing_is_waited_for_until_its_lease_is_over(lost:
     assert asked == (["a", "b"] if lost else ["a"])
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_who_is_asked_after_a_replica_that_was_lost_is_told_that_it_may_be_done(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(replica_calls, "AGAIN_SECONDS", 0.0)
+    asked: list[Route] = []
+
+    async def fork(route: Route) -> Any:
+        asked.append(route)
+        if len(asked) == 1 and lost:
+            raise RayActorError
+        return NotHere("a", "b") if len(asked) < 3 else "forked"
+
+    async def suspect(replica: str) -> None: ...
+
+    engine: Any = SimpleNamespace(fork=SimpleNamespace(remote=fork))
+    replicas = Replicas(engine, cast(Any, SimpleNamespace(suspect=suspect)))
+    assert asyncio.run(replicas.ask("fork", Route("x", "a"))) == "forked"
+    assert [route.again for route in asked] == [False, lost, lost]
+
+
 def test_a_question_that_changes_nothing_is_asked_of_another_where_an_unknown_one_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -298,3 +298,23 @@ def test_a_session_that_begins_is_not_open_before_the_directory_knows_that_it_is
     assert owner.state is State.OPEN
     placed = hand.directory.locate(KEY, hand.now)
     assert isinstance(placed, Placed) and placed.owner == "r1"
+
+
+def test_a_deleted_session_that_is_made_anew_is_not_open_before_the_directory_knows_it_either():
+    """Else one that has only heard of the tombstone would say for ever that there is no such session."""
+    hand = Hand("a")
+    first, second = hand.owner("r1"), hand.owner("r2")
+    hand.take(first, "a")
+    hand.append(first, Deleted(NOTHING, UNIX))
+    hand.owners.clear()
+    grant = hand.claim(second, "a")
+    assert isinstance(grant, Grant)
+    hand.start_directory()
+    hand.told.clear()
+    hand.away = {"head"}
+    hand.carry(second, second.granted(grant, hand.now))
+    hand.tick(second)
+    assert second.state is State.TAKING and not hand.told
+    hand.away.clear()
+    hand.tick(second)
+    assert second.state is State.OPEN and isinstance(hand.directory.locate(KEY, hand.now), Placed)
