@@ -16,11 +16,11 @@ from ray.exceptions import RayError
 from deployment.cluster.names import GcsValues, directory_name, host_stores, named_actor, store_name, versioned
 from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.metrics.measured import Room
-from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
+from deployment.ownership.messages import Bring, Ends, FromStore, Gap, Image, Look, Put, ToStore
 from deployment.ownership.registry import Registry
 from deployment.ownership.sending import BRING_SECONDS
-from deployment.ownership.store import KnownTurn, Store
-from deployment.ownership.words import Member, Order, SessionKey
+from deployment.ownership.store import Store
+from deployment.ownership.words import NEVER, Member, Order, SessionKey
 from state.arena import open_arena
 from state.arena_file import arena_path, sweep
 from state.errors import StateError
@@ -66,9 +66,6 @@ class HostStoreActor:
     async def room(self) -> Room:
         return Room(self._arena.size, self._arena.used)
 
-    async def find_turn(self, tenant: str, idempotency_key: str) -> KnownTurn | None:
-        return self._store.find_turn(tenant, idempotency_key, time.time())
-
     async def answer(self, to: Member, messages: Sequence[ToStore]) -> list[FromStore]:
         """Answers in the order of the messages, but for images to be fetched, which are left out: ask again. Nothing
         at all to messages for an earlier arena."""
@@ -78,7 +75,8 @@ class HostStoreActor:
 
     async def images(self, key: SessionKey) -> tuple[Image, ...]:
         """The images that agree with the log, oldest first."""
-        return next((ends.images for ends in self._store.index() if ends.key == key), ())
+        ends = self._store.answer(Look(key, NEVER))
+        return ends.images if isinstance(ends, Ends) else ()
 
     async def part(self, key: SessionKey, order: Order, offset: int) -> tuple[tuple[int, ...], int, np.ndarray]:
         """Frontiers and size of an image, and its bytes from `offset` on. Raises `StateError` if it is not held."""

@@ -247,7 +247,7 @@ class OwnedSessions:
         for one of what is not committed."""
         owned = self._mine(key)
         now = time.monotonic()
-        self._dispatch(owned, owned.owner.publish(sequence, frontiers, document, keep, time.time(), now))
+        self._dispatch(owned, owned.owner.publish(sequence, frontiers, document, keep, now))
 
     def offer(self, key: SessionKey, destination: str) -> None:
         """Raises `NotOwned`, `StateError` while receipts are missing."""

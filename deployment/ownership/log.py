@@ -111,19 +111,6 @@ class SetNamed:
     alone: bool = False
 
 
-@dataclass(frozen=True)
-class KeyKept:
-    """The record of a turn that had an idempotency key was trimmed away; `until` (seconds since 1970) the key is still
-    known. `began` is the sequence that its record had."""
-
-    order: Order
-    turn: str
-    idempotency_key: str
-    request_sha256: bytes
-    began: int
-    until: float
-
-
 Numbered = TurnBegan | Round | TurnEnded | HeadMoved | Deleted
-Note = Sealed | SetNamed | KeyKept
+Note = Sealed | SetNamed
 Record = Numbered | Note

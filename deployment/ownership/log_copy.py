@@ -10,22 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deployment.ownership.history import History, history_of
-from deployment.ownership.log import Deleted, KeyKept, Sealed, SetNamed, TurnBegan, TurnEnded
+from deployment.ownership.log import Deleted, Sealed, SetNamed
 from deployment.ownership.log_format import Head, decode, encode, read_head
 from deployment.ownership.words import NEVER, NOTHING, Epoch, Named, Order
-
-KEY_SECONDS = 24 * 3600.0
-"""How long an idempotency key is known after its turn's end."""
-
-
-@dataclass(frozen=True)
-class KnownKey:
-    """A turn that was asked for under an idempotency key. `until`: None while it runs."""
-
-    turn: str
-    request_sha256: bytes
-    began: int
-    until: float | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,6 @@ class LogCopy:
 
     seal: Epoch = NEVER
     named: Named | None = None
-    keys: dict[str, KnownKey] = field(default_factory=dict)
     length: int = 0
     begins: int = 0
     _entries: list[_Entry] = field(default_factory=list)
@@ -108,18 +94,14 @@ class LogCopy:
         self.begins = max(self.begins - records, 0)
         self._history = None
 
-    def notes(self, log: Order, at: float) -> list[bytes]:
-        """What must be said again before the records before `log` are forgotten: seal, set, keys that still count."""
+    def notes(self) -> list[bytes]:
+        """What must be said again before records are forgotten: seal and set."""
         order = Order(self.seal, self.end.sequence)
         notes = [encode(Sealed(order))]
         if self.named is not None:
             named = self.named
             order_of_set = Order(named.epoch, self.end.sequence)
             notes.append(encode(SetNamed(order_of_set, named.members, named.owner, named.alone)))
-        for name, key in self.keys.items():
-            if key.began < log.sequence and key.until is not None and key.until > at:
-                kept = KeyKept(order, key.turn, name, key.request_sha256, key.began, key.until)
-                notes.append(encode(kept))
         return notes
 
     def _take(self, data: bytes) -> None:
@@ -129,26 +111,16 @@ class LogCopy:
                 self._entries = [e for e in self._entries if e.head.order.sequence < head.order.sequence]
             self._entries.append(_Entry(head, data, self.length))
         self.seal = max(self.seal, head.order.epoch)
-        if head.kind in (Sealed, SetNamed, KeyKept, TurnBegan, TurnEnded):
+        if head.kind in (Sealed, SetNamed):
             self._take_decoded(data)
 
     def _take_decoded(self, data: bytes) -> None:
         record = decode(data)
         match record:
             case Sealed(anew=True):
-                self._entries, self.named, self.keys, self.begins = [], None, {}, self.length
+                self._entries, self.named, self.begins = [], None, self.length
             case SetNamed():
                 if self.named is None or self.named.epoch <= record.order.epoch:
                     self.named = Named(record.order.epoch, record.members, record.owner, record.alone)
-            case KeyKept():
-                known = KnownKey(record.turn, record.request_sha256, record.began, record.until)
-                self.keys[record.idempotency_key] = known
-            case TurnBegan(idempotency_key=str(name)):
-                self.keys[name] = KnownKey(record.turn, record.request_sha256, record.order.sequence, None)
-            case TurnEnded():
-                for name, key in self.keys.items():
-                    if key.turn == record.turn:
-                        until = record.at + KEY_SECONDS
-                        self.keys[name] = KnownKey(key.turn, key.request_sha256, key.began, until)
             case _:
                 pass

@@ -22,7 +22,6 @@ from deployment.engine.events import FinishReason
 from deployment.ownership.log import (
     Deleted,
     HeadMoved,
-    KeyKept,
     Numbered,
     Record,
     Round,
@@ -46,7 +45,7 @@ _CRC = struct.Struct(">I")
 _PLACE = "log record"
 _MOST_IDS = 1 << 24
 _LONGEST_TEXT = 1 << 16
-_KINDS: tuple[type[Record], ...] = (Sealed, SetNamed, TurnBegan, Round, TurnEnded, HeadMoved, Deleted, KeyKept)
+_KINDS: tuple[type[Record], ...] = (Sealed, SetNamed, TurnBegan, Round, TurnEnded, HeadMoved, Deleted)
 """A kind's number is its place here. New ones come last."""
 _CODE_OF = {kind: code for code, kind in enumerate(_KINDS)}
 
@@ -211,17 +210,6 @@ def _read_ended(order: Order, fields: Fields) -> TurnEnded:
     )
 
 
-def _read_key(order: Order, fields: Fields) -> KeyKept:
-    return KeyKept(
-        order,
-        turn=fields.text("turn", 128),
-        idempotency_key=fields.text("idempotency_key", _LONGEST_TEXT),
-        request_sha256=fields.octets("request_sha256", 32),
-        began=fields.whole("began"),
-        until=fields.number("until", "seconds since 1970"),
-    )
-
-
 def _read_set(order: Order, fields: Fields) -> SetNamed:
     members = tuple(
         Member(child.text("node", 256), child.hex_id("incarnation")) for child in fields.children("members", 16)
@@ -238,5 +226,4 @@ _READERS: dict[type[Record], Callable[[Order, Fields], Record]] = {
     TurnEnded: _read_ended,
     HeadMoved: lambda order, fields: HeadMoved(order, fields.optional_text("turn", 128), fields.whole("length")),
     Deleted: lambda order, fields: Deleted(order, fields.number("at", "seconds since 1970")),
-    KeyKept: _read_key,
 }

@@ -98,13 +98,12 @@ class Bring:
 @dataclass(frozen=True)
 class Trim:
     """All copies hold the image at `image`: older images go, and records before that at `log` (which stays, so that
-    the log still says where it begins). `at`: seconds since 1970. Answer: `Receipt`."""
+    the log still says where it begins). Answer: `Receipt`."""
 
     key: SessionKey
     epoch: Epoch
     image: Order
     log: Order
-    at: float
 
 
 ToStore = Look | Seal | Read | Append | Install | NameSet | Put | Bring | Trim

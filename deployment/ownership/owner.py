@@ -373,13 +373,11 @@ class Owner:
 
     # -------------------------------------------------------------------------------------------- images
 
-    def publish(
-        self, sequence: int, frontiers: tuple[int, ...], document: object, keep: int, at: float, now: float
-    ) -> list[Send]:
+    def publish(self, sequence: int, frontiers: tuple[int, ...], document: object, keep: int, now: float) -> list[Send]:
         """Gives an image as of the record `sequence` to all copies; when all hold it, the log before `keep` is trimmed.
 
-        `keep`: the first record that is still needed beside the image, such as that of a turn that runs; `at`: seconds
-        since 1970. Raises `StateError` for an image of what may not be published yet.
+        `keep`: the first record that is still needed beside the image, such as that of a turn that runs. Raises
+        `StateError` for an image of what may not be published yet.
         """
         order = self.history.at(sequence)
         if order is None or self.state is not State.OPEN:
@@ -388,7 +386,7 @@ class Owner:
                 f"{self.committed.sequence}, and the state is {self.state.value}"
             )
         log = self.history.at(max(self.history.first, min(sequence, keep - 1))) or NOTHING
-        self._publication = Publication(self.key, order, log, frontiers, document, at)
+        self._publication = Publication(self.key, order, log, frontiers, document)
         return self._publication.under(self.epoch, tuple(self._acked), now)
 
     # -------------------------------------------------------------------------------------------- moving

@@ -21,7 +21,6 @@ class Publication:
     log: Order
     frontiers: tuple[int, ...]
     document: object
-    at: float
     _epoch: Epoch | None = None
     _members: tuple[Member, ...] = ()
     _kept: set[Member] = field(default_factory=set)
@@ -55,5 +54,5 @@ class Publication:
 
     def _trims(self) -> list[Send]:
         assert self._epoch is not None
-        trim = Trim(self.key, self._epoch, self.order, self.log, self.at)
+        trim = Trim(self.key, self._epoch, self.order, self.log)
         return [Send(member, trim) for member in self._members]

@@ -7,10 +7,9 @@ again is the one that it was: a seal is a record like any other.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 from deployment.ownership.log import Sealed, SetNamed
-from deployment.ownership.log_copy import KnownKey, LogCopy
+from deployment.ownership.log_copy import LogCopy
 from deployment.ownership.log_format import check, encode
 from deployment.ownership.messages import (
     Append,
@@ -38,14 +37,6 @@ from deployment.ownership.words import NOTHING, Epoch, Member, Named, Order, Ses
 from state.errors import CapacityError, StateError
 
 
-@dataclass(frozen=True)
-class KnownTurn:
-    """Where the turn of an idempotency key is."""
-
-    key: SessionKey
-    turn: KnownKey
-
-
 class Store:
     """The copies of one node. Raises `FormatError` for storage whose records are none of ours."""
 
@@ -62,14 +53,6 @@ class Store:
     def index(self) -> tuple[Ends, ...]:
         """How every copy stands: for a directory that is being rebuilt."""
         return tuple(self._ends(key, copy.seal) for key, copy in self._copies.items())
-
-    def find_turn(self, tenant: str, idempotency_key: str, at: float) -> KnownTurn | None:
-        """The turn that was asked for under this key, if it runs or ended less than 24 hours before `at`."""
-        for key, copy in self._copies.items():
-            known = copy.keys.get(idempotency_key) if key.tenant == tenant else None
-            if known is not None and (known.until is None or known.until > at):
-                return KnownTurn(key, known)
-        return None
 
     def document(self, key: SessionKey, order: Order) -> tuple[tuple[int, ...], memoryview]:
         """Frontiers and bytes of an image. Raises `StateError` if it is not held (any more)."""
@@ -173,8 +156,7 @@ class Store:
         if message.log not in copy.history or not held:
             return Gap(self.member, key, message.epoch, copy.end)
         if message.log.sequence > copy.history.first:
-            notes = copy.notes(message.log, message.at)
-            self._write(key, *notes)
+            self._write(key, *copy.notes())
             self._cut_front(key, message.log)
         for stored in self._storage.documents(key):
             if stored.order.sequence < min(message.image.sequence, held[-1].order.sequence):
@@ -218,7 +200,7 @@ class Store:
     def _bury(self, key: SessionKey, copy: LogCopy) -> None:
         """Tombstone, seal and set are written again, apart from what lies before them, so that all of that goes."""
         self._tombstones.buried(key)
-        notes = copy.notes(copy.end, at=float("inf"))
+        notes = copy.notes()
         if copy.place(copy.end) == 0 and copy.length == 1 + len(notes):
             return
         with suppress(CapacityError):  # it takes more room than it needs, until the next start

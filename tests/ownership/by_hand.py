@@ -183,8 +183,8 @@ class Hand:
         return max((message.sequence for message in self.told if isinstance(message, Committed)), default=0)
 
 
-def began(turn: str = "t1", key: str | None = None) -> TurnBegan:
-    return TurnBegan(NOTHING, turn, {"rounds": 3}, bytes(32), 7, key, (1, 2, 3), 0, UNIX)
+def began(turn: str = "t1") -> TurnBegan:
+    return TurnBegan(NOTHING, turn, {"rounds": 3}, bytes(32), 7, None, (1, 2, 3), 0, UNIX)
 
 
 def a_round(start: int, *tokens: int, turn: str = "t1") -> Round:

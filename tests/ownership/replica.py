@@ -376,7 +376,7 @@ class Replica(Process):
         document = struct.pack(f"<{tokens}I", *hosted.ledger[:tokens])
         try:
             sends = hosted.owner.publish(
-                sequence, (tokens,), document, keep, self.cluster.unix, self.cluster.net.now
+                sequence, (tokens,), document, keep, self.cluster.net.now
             )  # fmt: skip
         except StateError:
             return False  # the set is about to change

@@ -90,7 +90,7 @@ def test_a_new_directory_knows_it_from_its_store_and_from_its_owner():
 
 def test_a_store_that_was_started_again_still_knows_it_also_when_its_log_was_trimmed():
     hand, owner = alone("a", "b")
-    hand.carry(owner, owner.publish(2, (5,), b"image", keep=3, at=0.0, now=hand.now))
+    hand.carry(owner, owner.publish(2, (5,), b"image", keep=3, now=hand.now))
     hand.restart_store("a")
     (ends,) = hand.stores["a"].index()
     assert ends.named is not None and ends.named.alone and ends.history.first == 2

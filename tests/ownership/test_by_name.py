@@ -122,7 +122,7 @@ def test_session_is_read_from_a_copy_that_stays_where_the_other_one_is_left_out_
     owner, other = hand.owner("r1"), hand.owner("r2")
     hand.take(owner, "a")
     hand.append(owner, began(), a_round(3, 10))
-    hand.carry(owner, owner.publish(2, (4,), b"image", 3, UNIX, hand.now))
+    hand.carry(owner, owner.publish(2, (4,), b"image", 3, hand.now))
     hand.directory.replica_exited("r1")
     grant = hand.claim(other, "b")
     assert isinstance(grant, Grant) and len(grant.previous) == 2

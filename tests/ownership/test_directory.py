@@ -102,7 +102,7 @@ def test_nothing_can_be_appended_without_a_session_or_after_an_offer():
     with pytest.raises(StateError, match="its state is offered"):
         owner.append([a_round(3, 1)], hand.now)
     with pytest.raises(StateError, match="all copies hold records 1 to 1"):
-        owner.publish(1, (3,), b"", keep=1, at=0.0, now=hand.now)
+        owner.publish(1, (3,), b"", keep=1, now=hand.now)
 
 
 def pass_by(hand: Hand, seconds: float) -> None:

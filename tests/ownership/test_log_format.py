@@ -12,7 +12,6 @@ from deployment.engine.commands import TokenLogprob
 from deployment.ownership.log import (
     Deleted,
     HeadMoved,
-    KeyKept,
     Record,
     Round,
     Sealed,
@@ -46,7 +45,6 @@ RECORDS: list[Record] = [
     HeadMoved(ORDER, None, 0),
     HeadMoved(ORDER, "t", 12),
     Deleted(ORDER, 1.0),
-    KeyKept(ORDER, "t", "k", b"2" * 32, 3, 4.0),
 ]
 
 
@@ -55,7 +53,7 @@ def test_record_is_whole_again(record: Record):
     assert decode(encode(record)) == record
     head = check(encode(record))
     assert head.order == ORDER and head.kind is type(record)
-    assert head.numbered == (not isinstance(record, Sealed | SetNamed | KeyKept))
+    assert head.numbered == (not isinstance(record, Sealed | SetNamed))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
@@ -76,7 +74,7 @@ def test_record_of_another_version_or_kind_is_refused_by_name():
     data = encode(RECORDS[0])[:-4]
     with pytest.raises(FormatError, match=f"version is {VERSION + 1}, must be {VERSION}"):
         decode(with_crc(bytes([VERSION + 1]) + data[1:]))
-    with pytest.raises(FormatError, match="kind is 200, must be below 8"):
+    with pytest.raises(FormatError, match="kind is 200, must be below 7"):
         decode(with_crc(data[:1] + bytes([200]) + data[2:]))
 
 

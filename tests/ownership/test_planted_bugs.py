@@ -82,14 +82,12 @@ class TrustingStore(Store):
 class HastyOwner(Owner):
     """Gives images away before the receipts of their last round."""
 
-    def publish(
-        self, sequence: int, frontiers: tuple[int, ...], document: object, keep: int, at: float, now: float
-    ) -> list[Send]:
+    def publish(self, sequence: int, frontiers: tuple[int, ...], document: object, keep: int, now: float) -> list[Send]:
         if self.state is not State.OPEN:
             return []
         order = Order(self.epoch, sequence)
         log = self.history.at(max(self.history.first, min(self.committed.sequence, keep - 1))) or order
-        self._publication = Publication(self.key, order, log, frontiers, document, at)
+        self._publication = Publication(self.key, order, log, frontiers, document)
         return self._publication.under(self.epoch, tuple(self._acked), now)
 
 
@@ -128,7 +126,7 @@ class ForgetfulStore(Store):
     def _trim(self, message: Trim) -> Receipt | Gap:
         copy = self._copy(message.key)
         if message.log in copy.history and message.log.sequence > copy.history.first:
-            self._write(message.key, *copy.notes(message.log, message.at))
+            self._write(message.key, *copy.notes())
             self._cut_front(message.key, message.log)
         return self._receipt(message.key, message.epoch)
 

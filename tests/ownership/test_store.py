@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from deployment.ownership.log import Deleted, Numbered
-from deployment.ownership.log_copy import KEY_SECONDS
 from deployment.ownership.log_format import encode
 from deployment.ownership.messages import (
     Append,
@@ -47,8 +46,8 @@ def record(made: Numbered, sequence: int, epoch: Epoch = FIRST) -> bytes:
     return encode(replace(made, order=at(sequence, epoch)))
 
 
-def turn(sequence: int, epoch: Epoch = FIRST, key: str | None = None) -> bytes:
-    return record(began(f"t{sequence}", key), sequence, epoch)
+def turn(sequence: int, epoch: Epoch = FIRST) -> bytes:
+    return record(began(f"t{sequence}"), sequence, epoch)
 
 
 def sealed(storage: Storage | None = None, epoch: Epoch = FIRST) -> Store:
@@ -81,7 +80,7 @@ def test_only_the_epoch_that_sealed_may_write(ours: Epoch):
         Append(KEY, ours, NOTHING, (turn(1, ours),)),
         NameSet(KEY, ours, NOTHING, (store.member,), "r"),
         Put(KEY, ours, NOTHING, (), b""),
-        Trim(KEY, ours, NOTHING, NOTHING, UNIX),
+        Trim(KEY, ours, NOTHING, NOTHING),
     ):
         answer = store.answer(message)
         assert isinstance(answer, Refused) and answer.seal == SECOND
@@ -101,9 +100,9 @@ def test_image_ahead_of_the_log_or_beside_it_is_refused():
 def test_log_is_trimmed_only_behind_an_image_that_is_held():
     store = sealed()
     store.answer(Append(KEY, FIRST, NOTHING, tuple(turn(n) for n in (1, 2, 3))))
-    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2), UNIX)), Gap)
+    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2))), Gap)
     store.answer(Put(KEY, FIRST, at(2), (1,), b"x"))
-    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2), UNIX)), Receipt)
+    assert isinstance(store.answer(Trim(KEY, FIRST, at(2), at(2))), Receipt)
     assert ends(store).history.first == 2 and ends(store).whole
 
 
@@ -156,7 +155,7 @@ def test_late_repetition_of_an_installation_takes_nothing_back_of_which_an_image
     store.answer(install)
     store.answer(Append(KEY, FIRST, at(6), (turn(7), turn(8))))
     store.answer(Put(KEY, FIRST, at(8), (1,), b"x"))
-    store.answer(Trim(KEY, FIRST, at(8), at(8), UNIX))
+    store.answer(Trim(KEY, FIRST, at(8), at(8)))
     assert ends(store).history.first == 8
     late = store.answer(install)
     assert isinstance(late, Receipt) and late.end == at(8) and ends(store).images
@@ -170,23 +169,6 @@ def test_full_store_writes_nothing_and_says_what_is_free():
     answer = store.answer(Append(KEY, FIRST, end, tuple(turn(n) for n in range(end.sequence + 1, 9))))
     assert isinstance(answer, Full) and answer.wanted > answer.free == storage.room
     assert ends(store).history.end == end
-
-
-def test_idempotency_key_is_found_after_trim_and_restart_for_a_day():
-    storage = FakeStorage("0" * 32)
-    store = sealed(storage)
-    store.answer(Append(KEY, FIRST, NOTHING, (turn(1, key="k"),)))
-    running = store.find_turn(KEY.tenant, "k", UNIX + 2 * KEY_SECONDS)
-    assert running is not None and running.turn.until is None
-    store.answer(Append(KEY, FIRST, at(1), (record(ended("t1"), 2), turn(3))))
-    store.answer(Put(KEY, FIRST, at(3), (1,), b"x"))
-    for _ in range(2):
-        store.answer(Trim(KEY, FIRST, at(3), at(3), UNIX + 1))
-        store = Store("node", storage)
-    found = store.find_turn(KEY.tenant, "k", UNIX + KEY_SECONDS - 1)
-    assert found is not None and (found.key, found.turn.turn, found.turn.began) == (KEY, "t1", 1)
-    assert store.find_turn(KEY.tenant, "k", UNIX + KEY_SECONDS + 1) is None
-    assert store.find_turn("u" * 64, "k", UNIX) is None
 
 
 def test_tombstone_is_all_that_stays_of_a_deleted_session_for_a_week():
@@ -286,14 +268,14 @@ def scenario(member: Member) -> list[ToStore]:
     return [
         Seal(KEY, FIRST),
         NameSet(KEY, FIRST, NOTHING, (member, OTHER), "r1"),
-        Append(KEY, FIRST, NOTHING, (turn(1, key="k"), record(a_round(3, 9), 2), record(ended("t1"), 3))),
+        Append(KEY, FIRST, NOTHING, (turn(1), record(a_round(3, 9), 2), record(ended("t1"), 3))),
         Put(KEY, FIRST, at(3), (4,), b"one"),
-        Trim(KEY, FIRST, at(3), at(3), UNIX),
+        Trim(KEY, FIRST, at(3), at(3)),
         Seal(KEY, SECOND),
         Append(KEY, SECOND, at(3), (turn(4, SECOND), turn(5, SECOND))),
         NameSet(KEY, SECOND, at(5, SECOND), (member,), "r2"),
         Put(KEY, SECOND, at(5, SECOND), (6,), b"two"),
-        Trim(KEY, SECOND, at(5, SECOND), at(4, SECOND), UNIX),
+        Trim(KEY, SECOND, at(5, SECOND), at(4, SECOND)),
         Append(KEY, SECOND, at(5, SECOND), (record(Deleted(NOTHING, UNIX), 6, SECOND),)),
     ]
 
@@ -321,7 +303,6 @@ def test_process_may_die_before_any_write_and_what_was_asked_again_is_done():
                 store = Store("node", storage)
                 assert done == 0 or ends(store).seal >= seal
         assert store.index() == whole.index()
-        assert store.find_turn(KEY.tenant, "k", UNIX) == whole.find_turn(KEY.tenant, "k", UNIX)
         if not died:
             assert writes > len(messages)
             return
@@ -338,7 +319,7 @@ def test_store_restarts_during_a_thousand_captures_and_every_receipt_holds():
         messages = [
             Append(KEY, FIRST, at(sequence - 1), (record(a_round(sequence, sequence), sequence),)),
             Put(KEY, FIRST, at(sequence), (sequence,), sequence.to_bytes(4)),
-            Trim(KEY, FIRST, at(sequence), at(sequence), UNIX),
+            Trim(KEY, FIRST, at(sequence), at(sequence)),
         ]
         while messages:
             storage.writes_left = rng.randint(0, 6)

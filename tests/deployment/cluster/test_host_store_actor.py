@@ -14,7 +14,7 @@ from deployment.cluster import host_store_actor
 from deployment.cluster.host_store_actor import HostStoreActor
 from deployment.cluster.names import NAMESPACE, store_name, versioned
 from deployment.engine.log_lines import LogOptions
-from deployment.ownership.messages import Bring, Gap
+from deployment.ownership.messages import Bring, Gap, Image, Put, Seal
 from deployment.ownership.words import NOTHING, Epoch, Member, SessionKey
 from state.arena_file import arena_path
 from tests.ownership.fake_storage import FakeValues
@@ -79,6 +79,18 @@ def test_a_store_that_is_void_begins_again_with_a_fresh_arena(directory: Path, n
     assert store._store.member != before
     assert list(directory.iterdir()) == [arena_path(directory, versioned(APP), NODE)]
     asyncio.run(store.end())
+
+
+def test_a_sessions_images_are_those_that_agree_with_its_log(directory: Path, named: list[dict[str, str]]):
+    async def steps() -> None:
+        store = started(directory)
+        key, epoch = SessionKey("t", "a"), Epoch(1, 1)
+        await store.answer(store._store.member, [Seal(key, epoch), Put(key, epoch, NOTHING, (), b"x")])
+        assert await store.images(key) == (Image(NOTHING, ()),)
+        assert await store.images(SessionKey("t", "b")) == ()
+        await store.end()
+
+    asyncio.run(steps())
 
 
 @pytest.mark.parametrize("whole", [True, False])
