@@ -70,9 +70,16 @@ class SessionTable:
         self._parked: dict[str, _Parked] = {}
         self._used: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self._uses = 0
+        self._changes = 0
+        self._evictable: tuple[int, dict[tuple[object, ...], int]] = 0, {}
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def changes(self) -> int:
+        """As long as it stays, a turn that lacked memory still lacks it: nothing came, went, or changed hands."""
+        return self._changes + self._memory.changes
 
     # ------------------------------------------------------------------------------------------------ looking up
 
@@ -212,6 +219,7 @@ class SessionTable:
 
     def park(self, turn: str, checkpoint: Checkpoint, *, private: bool = False) -> None:
         """Keeps what a preempted turn will go on from."""
+        self._changes += 1
         self._parked[turn] = _Parked(checkpoint, private)
 
     def parked(self, turn: str) -> Checkpoint | None:
@@ -267,6 +275,17 @@ class SessionTable:
 
     def evictable(self, pool: str, keep: str | None, turn: str | None = None, source: Checkpoint | None = None) -> int:
         """Images or pages that would be free if all checkpoints that `with_room` may evict were."""
+        if self._evictable[0] != self.changes:
+            self._evictable = self.changes, {}
+        counted = self._evictable[1]
+        # those of most turns that wait hold nothing yet, so that one count is that of all of them
+        kept = keep if keep is not None and self.checkpoints(keep) else None
+        which = pool, kept, turn if turn in self._parked else None, source
+        if which not in counted:
+            counted[which] = self._count_evictable(*which)
+        return counted[which]
+
+    def _count_evictable(self, pool: str, keep: str | None, turn: str | None, source: Checkpoint | None) -> int:
         checkpoints = self._candidates(keep, source)
         checkpoints += [parked.checkpoint for name, parked in self._parked.items() if name != turn]
         if pool == self._memory.images.name:
@@ -384,6 +403,7 @@ class SessionTable:
         held.used = self._uses
 
     def _hold(self, held: _Holder, checkpoint: Checkpoint) -> None:
+        self._changes += 1
         held.checkpoints.append(checkpoint)
         self._holders[checkpoint] = held
         for pool in self._pools:

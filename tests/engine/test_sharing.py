@@ -365,6 +365,35 @@ def test_all_pages_are_counted_once_for_all_that_has_to_go(monkeypatch):
     sessions.check_invariants()
 
 
+def test_turns_that_wait_for_pages_are_tried_again_when_something_was_freed_and_counted_once_together(monkeypatch):
+    hashed = Hashed(lanes=4, images=20, pages=16)
+    hashed.run((40, *[1] * 200), session="kept", tenant="one")
+    tried, counted = [], []
+    admission, sessions = hashed.engine._admission, hashed.engine._sessions
+    restore, count = admission._restore, sessions._count_evictable
+    monkeypatch.setattr(
+        admission, "_restore", lambda submit, *rest: tried.append(submit.turn) or restore(submit, *rest)
+    )
+    monkeypatch.setattr(sessions, "_count_evictable", lambda *which: counted.append(which) or count(*which))
+    hashed.engine.execute(Submit("long", tuple([2] * 700), max_tokens=40))
+    hashed.engine.execute(Submit("short", tuple([5] * 90), max_tokens=30))
+    hashed.engine.step()
+    counted.clear()
+    for name in ("w0", "w1", "w2"):
+        hashed.engine.execute(Submit(name, (3, *[4] * 400), tenant=name, max_tokens=40))
+    hashed.engine.step()
+    assert tried[-3:] == ["w0", "w1", "w2"] and len(counted) == 1
+    tried.clear()
+    while not any(isinstance(event, Finished) and event.turn == "short" for event in hashed.events):
+        hashed.engine.step()
+    assert not tried, "nothing was freed, and nothing came"
+    hashed.engine.step()
+    assert tried == ["w0", "w1", "w2"]
+    while hashed.engine.step():
+        pass
+    assert {event.turn for event in hashed.events if isinstance(event, Finished)} >= {"long", "short", "w0", "w1", "w2"}
+
+
 def test_state_that_nobody_vouches_for_counts_for_whose_it_is():
     hashed = Hashed(lanes=1, images=5)
     hashed.run((40, *[1] * 20), session="small", tenant="one")
