@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from deployment.engine.commands import Foreign, Hit, SegmentBytes, TokenLogprob
 from deployment.engine.counts import Counts
+from state.begun_image import ImagePiece
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 
@@ -186,7 +187,7 @@ class Exported:
     """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints. `segments`: of a detached document,
     those that were asked for. Of a document in slices, the last one has what lies before its payload as `document`,
     the payload's segments, in their order, as `payload`, and what comes after it as `trailer`; those before it are not
-    `whole`, and have segments alone."""
+    `whole`, and have segments and perhaps a `piece` of one: what `offset` 0 begins is whole with a `sha256`."""
 
     call: str
     session: str
@@ -196,6 +197,7 @@ class Exported:
     segments: tuple[SegmentBytes, ...] = ()
     payload: tuple[bytes, ...] = ()
     trailer: bytes = b""
+    piece: ImagePiece | None = None
     whole: bool = True
 
 

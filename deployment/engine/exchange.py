@@ -97,7 +97,8 @@ class StateExchange:
                 self._memory, chosen, record, made_by, key, self._digests, without, command.slice_bytes
             )
             if not isinstance(parts, SessionParts):
-                return Exported(command.call, command.session, b"", (), (), _read(parts), whole=False)
+                segments, piece = _read(parts.segments), parts.piece
+                return Exported(command.call, command.session, b"", (), (), segments, piece=piece, whole=False)
             document, trailer = parts.head, parts.trailer
             payload = tuple(segment.sha256 for segment in parts.segments)
             segments = _read(segment for segment in parts.segments if segment.sha256 not in without)

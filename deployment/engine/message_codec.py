@@ -27,6 +27,7 @@ from deployment.engine.commands import (
 from deployment.engine.counts import Counts, Distribution, Flow
 from deployment.engine.events import Event, Round, Tokens
 from deployment.engine.options import EngineOptions
+from state.begun_image import ImagePiece
 from state.fingerprint import Mismatch
 from state.media import Media, PlacedMedia
 from state.names import Epoch, Order, SessionKey
@@ -34,8 +35,8 @@ from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH, _SET, _LISTLESS = 1, 2, 3, 4, 5
 _HELD = (
-    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia,
-    Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, ImagePiece, Media, Mismatch, Order,
+    PlacedMedia, Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _WITHOUT_LISTS = (Round, Tokens)

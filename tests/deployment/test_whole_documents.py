@@ -32,7 +32,8 @@ class Engine:
     async def call(self, command: Call) -> Event:
         answer = await self.service.call(command)
         assert isinstance(answer, Exported)
-        self.brought.append(sum(len(segment.data) for segment in answer.segments))
+        piece = answer.piece.data if answer.piece is not None else b""
+        self.brought.append(sum(len(segment.data) for segment in answer.segments) + len(piece))
         return answer
 
 
