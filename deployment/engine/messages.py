@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deployment.engine.counts import Counts
+from state.container import Blob
 from state.fingerprint import Mismatch
 from state.media import Placed
 from state.names import Order, SessionKey
@@ -117,7 +118,7 @@ class SegmentBytes:
     its document was not hashed."""
 
     sha256: bytes
-    data: bytes
+    data: Blob
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -346,7 +347,7 @@ class Import:
 
     call: str
     session: str
-    document: bytes
+    document: Blob
     origin: Hit = "peer"
     exact: bool = False
     tenant: str = ""
@@ -578,7 +579,7 @@ class Exported:
 
     call: str
     session: str
-    document: bytes
+    document: Blob
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
     segments: tuple[SegmentBytes, ...] = ()

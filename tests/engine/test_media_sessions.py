@@ -28,6 +28,7 @@ from deployment.engine.messages import (
 )
 from state.background import BackgroundWriter
 from state.byte_store import DirectoryStore
+from state.container import Blob
 from state.document import open_document
 from state.durable import DurableTier, Published
 from state.media import Placed
@@ -80,7 +81,7 @@ def exported(engine: SeeingDriver, **how: object) -> Exported:
     return answer
 
 
-def imported(engine: SeeingDriver, document: bytes, **how: object) -> Imported:
+def imported(engine: SeeingDriver, document: Blob, **how: object) -> Imported:
     answer = engine.call(Import("i", "s", document, **how))  # pyright: ignore[reportArgumentType]
     assert isinstance(answer, Imported), answer
     return answer
