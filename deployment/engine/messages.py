@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out: commands and events, all of them small and msgpack-able.
 
-The engine runs on a thread of its own (on CUDA later: in a process of its own), so nothing here holds a tensor, a
+The engine runs on a thread of its own, or in a process of its own (`runners.py`), so nothing here holds a tensor, a
 callback or a lock. Token ids are plain ints, states are the bytes of `state/FORMAT.md`.
 """
 
@@ -420,7 +420,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Captured:
-    """A checkpoint exists on the device at `frontier`; its ledger's ids, so that a host copy can be made."""
+    """A checkpoint of the session exists on the device at `frontier`: an `Export` brings it."""
 
     turn: str
     session: str
