@@ -220,7 +220,7 @@ def restores(models: Models) -> list[Row]:
         source.engine.execute(Export("e", "s"))
         exported = source.events[-1]
         assert isinstance(exported, Exported), exported
-        document = exported.document
+        document = bytes(exported.document)
         destination = Demo(models, replace(demo_options(), images=1))
 
         def restored(here: Demo = destination, document: bytes = document, ledger: tuple[int, ...] = ledger) -> None:

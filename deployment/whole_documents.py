@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deployment.engine.events import Exported
+from state.container import Blob
 
 SLICE_BYTES = 32 << 20
 """Bytes that an engine hashes or reads at once while its lanes wait: 22 ms of sha256 on one core of an H200's host."""
@@ -32,8 +33,8 @@ class Slices:
 
     def __init__(self, before: WholeDocument) -> None:
         self._before = before
-        self._fresh: dict[bytes, tuple[bytes, ...]] = {}
-        self._pieces: list[bytes] = []
+        self._fresh: dict[bytes, tuple[Blob, ...]] = {}
+        self._pieces: list[Blob] = []
 
     @property
     def known(self) -> frozenset[bytes]:

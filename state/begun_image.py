@@ -11,6 +11,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from state.container import Blob
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -19,7 +21,7 @@ class ImagePiece:
     """Bytes of an image's segment from `offset` on. `sha256`: the segment's, of its last piece."""
 
     offset: int
-    data: bytes
+    data: Blob
     sha256: bytes | None
 
 

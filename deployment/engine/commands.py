@@ -1,7 +1,7 @@
 """What goes into the engine: commands, and what they hold. All of it is small and msgpack-able.
 
-The engine runs on a thread or in a process of its own, so nothing here holds a tensor, a callback or a lock. Token ids
-are plain ints, states are the bytes of `state/FORMAT.md`. What comes out is in `events.py`.
+The engine runs on a thread or in a process of its own (`runners.py`), so nothing here holds a tensor, a callback or a
+lock. Token ids are plain ints, states are the bytes of `state/FORMAT.md`. What comes out is in `events.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from state.container import Blob
 from state.fingerprint import Mismatch
 from state.media import Placed
 from state.names import Order, SessionKey
@@ -111,7 +112,7 @@ class SegmentBytes:
     its document was not hashed."""
 
     sha256: bytes
-    data: bytes
+    data: Blob
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -345,7 +346,7 @@ class Import:
 
     call: str
     session: str
-    document: bytes
+    document: Blob
     origin: Hit = "peer"
     exact: bool = False
     tenant: str = ""

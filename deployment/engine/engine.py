@@ -30,6 +30,7 @@ from deployment.engine.exchange import StateExchange
 from deployment.engine.known_media import KnownMedia
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
+from deployment.engine.lost_device import device_is_lost
 from deployment.engine.media_checks import check_media
 from deployment.engine.options import EngineOptions
 from deployment.engine.outbox import Outbox
@@ -55,7 +56,7 @@ class Engine:
     `emit` receives every event, in order, from inside these calls: on a card those of a round from inside the next
     `step`, once its round is launched, unless there is nothing to launch. `clock`: seconds, never going back.
     `durable`: this engine's access to the durable tier, if there is one. `beside`: whether the device works while the
-    host does; by default, whether it is a card.
+    host does; by default, whether it is a card. Where the device is lost both raise, and nothing more can be done here.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class Engine:
             self._emit(Failed(ref, errors.OVERLOADED, f"the engine has no room for it: {error}"))
         except StateError as error:
             self._emit(Failed(ref, errors.BAD_STATE, str(error)))
-        except Exception as error:  # out of memory, a lost device: running turns must not end for one command
+        except Exception as error:  # out of memory, say: running turns must not end for one command
+            if device_is_lost(error, self.models.device):
+                raise
             logger.exception("a command failed")
             self._emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine failed on it: {_shown(error)}"))
 
@@ -225,7 +228,8 @@ class Engine:
             self._outbox.release()
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
-        """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on.
+        """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on, but for one
+        that takes the device away.
 
         What such a turn had committed before is kept, if its state is whole.
         """
@@ -235,6 +239,8 @@ class Engine:
             for lane in lanes:
                 self._endings.fail(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
+            if device_is_lost(error, self.models.device):
+                raise
             logger.exception("a turn failed", extra={"turns": [lane.submit.turn for lane in lanes]})
             for lane in lanes:
                 self._endings.fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
@@ -302,6 +308,8 @@ class Engine:
         except EngineError as error:
             refusal = error
         except Exception as error:
+            if device_is_lost(error, self.models.device):
+                raise
             logger.exception("a turn could not be admitted")
             refusal = EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}")
         else:
@@ -326,6 +334,8 @@ class Engine:
         try:
             self._executor.catch_up([lane])
         except Exception as error:  # its draft context is not whole now, and will be replayed
+            if device_is_lost(error, self.models.device):
+                raise
             logger.warning("a lane could not be caught up: %s", _shown(error))
         self._admission.suspend(lane)
         self._lanes.remove(lane)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from deployment.engine.commands import Foreign, Hit, SegmentBytes, TokenLogprob
 from deployment.engine.counts import Counts
 from state.begun_image import ImagePiece
+from state.container import Blob
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 
@@ -30,7 +31,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Captured:
-    """A checkpoint exists on the device at `frontier`; its ledger's ids, so that a host copy can be made."""
+    """A checkpoint of the session exists on the device at `frontier`: an `Export` brings it."""
 
     turn: str
     session: str
@@ -191,7 +192,7 @@ class Exported:
 
     call: str
     session: str
-    document: bytes
+    document: Blob
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
     segments: tuple[SegmentBytes, ...] = ()

@@ -1,32 +1,53 @@
-"""Lists of messages over a socket between an engine's process and its parent: eight bytes of length, then the list."""
+"""Lists of messages over a socket between an engine's process and its parent.
+
+Twelve bytes: the length of the list, and how many parts follow it. Then the list; then each part with eight bytes of
+length: what `message_codec.py` puts beside the messages.
+"""
 
 from __future__ import annotations
 
 import queue
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployment.engine import errors
 from deployment.engine.events import Failed, Suspended
 from deployment.engine.message_codec import decode, encode
+from state.container import Blob
 
+_HEAD = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
-_ARRAY_32 = struct.Struct(">BI")
-"""msgpack's head of a list."""
 
 
-def send_messages(connection: socket.socket, messages: Iterable[Any]) -> None:
-    """An empty list says goodbye; nothing may follow it. Raises OSError when the other side is gone."""
-    _send(connection, [encode(message) for message in messages])
+def send_messages(connection: socket.socket, messages: list[Any]) -> None:
+    """An empty list says goodbye; nothing may follow it. Raises OSError when the other side is gone; what `encode`
+    raises, before anything is sent."""
+    beside: list[Blob] = []
+    data = encode(messages, beside)
+    connection.sendall(_HEAD.pack(len(data), len(beside)))
+    connection.sendall(data)
+    for part in beside:
+        connection.sendall(_LENGTH.pack(memoryview(part).nbytes))
+        connection.sendall(part)
 
 
 def receive_messages(connection: socket.socket) -> list[Any] | None:
     """The next list; None at the end of the stream, also at one in the middle of a list."""
-    head = _receive(connection, _LENGTH.size)
-    body = None if head is None else _receive(connection, _LENGTH.unpack(head)[0])
-    return None if body is None else decode(body)
+    head = _receive(connection, _HEAD.size)
+    if head is None:
+        return None
+    size, parts = _HEAD.unpack(head)
+    body = _receive(connection, size)
+    beside: list[Blob] = []
+    while body is not None and len(beside) < parts:
+        length = _receive(connection, _LENGTH.size)
+        part = None if length is None else _receive(connection, _LENGTH.unpack(length)[0])
+        if part is None:
+            return None
+        beside.append(part.toreadonly())
+    return None if body is None else decode(body, beside)
 
 
 def send_queued(
@@ -43,17 +64,15 @@ def send_queued(
         batch = [waiting.get()]
         while not waiting.empty():
             batch.append(waiting.get())
-        encoded: list[bytes] = []
-        for message in batch:
-            if message is None:
-                continue
+        if messages := [message for message in batch if message is not None]:
             try:
-                encoded.append(encode(message))
-            except Exception as error:  # whatever it holds: the others must not wait for it
-                unsendable(message, error)
-        if encoded:
-            _send(connection, encoded)
-    _send(connection, [])
+                send_messages(connection, messages)
+            except OSError:
+                raise
+            except Exception:  # nothing was sent
+                if sendable := _sendable(messages, unsendable):
+                    send_messages(connection, sendable)
+    send_messages(connection, [])
 
 
 def unsent(message: Any, error: Exception) -> Failed:
@@ -66,10 +85,15 @@ def unsent(message: Any, error: Exception) -> Failed:
     return Failed(waits, errors.INTERNAL_ERROR, f"{what}: {error}")
 
 
-def _send(connection: socket.socket, messages: Sequence[bytes]) -> None:
-    data = b"".join([_ARRAY_32.pack(0xDD, len(messages)), *messages])
-    connection.sendall(_LENGTH.pack(len(data)))
-    connection.sendall(data)
+def _sendable(messages: Sequence[Any], unsendable: Callable[[Any, Exception], None]) -> list[Any]:
+    sendable: list[Any] = []
+    for message in messages:
+        try:
+            encode(message, [])
+            sendable.append(message)
+        except Exception as error:  # whatever it holds: the others must not wait for it
+            unsendable(message, error)
+    return sendable
 
 
 def _receive(connection: socket.socket, size: int) -> memoryview | None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ORPHANED = 3
 """Exit code where nobody is left to work for."""
+FAILED = 1
+"""Exit code where there is no engine, or none any more; the log says why."""
 DEAF = 4
 """Exit code where the parent cannot be heard, or told, any more."""
 
@@ -55,6 +57,9 @@ def main(connection: socket.socket, parent: int) -> None:
 
     try:
         run_engine(engine, commands)
+    except Exception:
+        logger.exception("the engine ended")
+        sys.exit(FAILED)
     finally:
         durability.close()
         events.put(None)
@@ -79,11 +84,11 @@ def _loaded(
         engine = Engine(models, options, events.put, durable=durability.sessions)
     except ModelError as error:
         send_messages(connection, [str(error)])
-        sys.exit(1)
+        sys.exit(FAILED)
     except Exception as error:
         logger.exception("the engine could not be started")
         send_messages(connection, [f"the engine could not be started: {type(error).__name__}: {error}"])
-        sys.exit(1)
+        sys.exit(FAILED)
     send_messages(connection, [""])
     return engine, durability
 

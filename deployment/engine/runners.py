@@ -130,6 +130,8 @@ class ProcessRunner:
             if refusal is None:
                 threading.Thread(target=self._send, args=(ours,), name="engine commands", daemon=True).start()
                 fault = self._forward(ours)
+            if fault is None and refusal is None:
+                self._wait()  # with the pipe open, whose end would be another reason to end
         status = self._wait()
         self._commands.put(None)
         if refusal is None:
@@ -160,9 +162,10 @@ class ProcessRunner:
         return first[0] or None
 
     def _forward(self, ours: socket.socket) -> str | None:
-        """Until the process is gone. Returns why it is to end, where nobody can hear what it says."""
+        """Until the process has said goodbye, or is gone. Returns why it is to end, where nobody can hear what it
+        says."""
         try:
-            while (events := receive_messages(ours)) is not None:
+            while events := receive_messages(ours):
                 self._deliver(events)
         except Exception as error:
             logger.exception("the engine's events are not heard any more")
@@ -170,7 +173,8 @@ class ProcessRunner:
         return None
 
     def _wait(self) -> str:
-        """How the process ended. One that has closed its end, and does not end itself, is killed."""
+        """How the process ended. One that has said goodbye, or has closed its end, and does not end itself, is killed:
+        what is left of a lost device may never let it go."""
         try:
             code = self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

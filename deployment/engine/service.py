@@ -78,7 +78,7 @@ class EngineService:
         """Runs a turn: its events, the last of them `Finished`, `Failed` or `Suspended`. Leaving early cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
         ended = False
-        with self._listening(submit.turn, events):
+        with self._listening(submit.turn, events) as listener:
             self._runner.put(submit)
             try:
                 while not ended:
@@ -86,10 +86,7 @@ class EngineService:
                     ended = isinstance(event, _LAST)
                     yield event
             finally:
-                if not ended:
-                    with self._lock:
-                        self._left.add(submit.turn)
-                    self._runner.put(Cancel(submit.turn))
+                self._leave(submit.turn, listener)
 
     async def call(self, command: Call) -> Event:
         """Runs a command that has one answer, and returns it. Raises EngineError where the engine answers Failed."""
@@ -111,20 +108,29 @@ class EngineService:
         """Ends the engine after its current step. Running turns fail with `internal_error`."""
         self._runner.close()
 
+    def _leave(self, turn: str, listener: _Listener) -> None:
+        """Cancels a turn whose last event has not come."""
+        with self._lock:
+            if self._listeners.get(turn) is not listener:
+                return
+            self._left.add(turn)
+        self._runner.put(Cancel(turn))
+
     @contextlib.contextmanager
-    def _listening(self, ref: str, events: asyncio.Queue[Event]) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
+    def _listening(self, ref: str, events: asyncio.Queue[Event]) -> Generator[_Listener, None, None]:
+        listener: _Listener = (asyncio.get_running_loop(), events.put_nowait)
         with self._lock:
             if self._end is not None:
                 raise EngineError(errors.INTERNAL_ERROR, f"the engine has ended: {self._end}")
             if ref in self._listeners or ref in self._left:
                 raise EngineError(errors.INVALID_REQUEST, f"{ref!r} is in use by another turn or call", "turn")
-            self._listeners[ref] = loop, events.put_nowait
+            self._listeners[ref] = listener
         try:
-            yield
+            yield listener
         finally:
             with self._lock:
-                self._listeners.pop(ref, None)
+                if self._listeners.get(ref) is listener:
+                    del self._listeners[ref]
 
     def _deliver(self, events: Sequence[Event]) -> None:
         """Wakes every loop once for all that comes together."""
@@ -153,12 +159,14 @@ class EngineService:
                     self._left.discard(ref)
             elif ref is not None and (listener := self._listeners.get(ref)) is not None:
                 listeners.append(listener)
+                if isinstance(event, _LAST):
+                    del self._listeners[ref]
         return listeners
 
     def _ended(self, reason: str) -> None:
         with self._lock:
             self._end = reason
-            waiting = dict(self._listeners)
+            waiting, self._listeners = self._listeners, {}
         for ref, (loop, hear) in waiting.items():
             _soon(loop, [(hear, Failed(ref, errors.INTERNAL_ERROR, f"the engine has ended: {reason}"))])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from deployment.engine import errors
 from deployment.engine.commands import SegmentBytes
 from deployment.engine.errors import EngineError
+from state.container import Blob
 
 
 @dataclass
@@ -21,7 +22,7 @@ class _Migration:
     """`unverified`: names of segments that were not hashed."""
 
     heard: float
-    segments: dict[bytes, bytes] = field(default_factory=dict)
+    segments: dict[bytes, Blob] = field(default_factory=dict)
     unverified: set[bytes] = field(default_factory=set)
 
     @property
@@ -66,7 +67,7 @@ class StagedSegments:
         migration = self._migrations.get(name)
         return (len(migration.segments), migration.size) if migration else (0, 0)
 
-    def segment(self, name: str | None, sha256: bytes) -> bytes | None:
+    def segment(self, name: str | None, sha256: bytes) -> Blob | None:
         migration = self._migrations.get(name) if name is not None else None
         return migration.segments.get(sha256) if migration else None
 

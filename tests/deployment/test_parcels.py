@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deployment.engine.commands import SegmentBytes
 from deployment.parcels import Assembly, Parcel, Piece, parcels
+from state.container import Blob
 from state.errors import StateError
 
 
@@ -25,7 +26,7 @@ def test_segments_come_together_from_parts_in_any_order_and_twice(
     again = [parcel for parcel in sent if chance.random() < 0.5]
     chance.shuffle(sent)
     assembly = Assembly()
-    came: dict[bytes, bytes] = {}
+    came: dict[bytes, Blob] = {}
     for parcel in again + sent:
         came |= {segment.sha256: segment.data for segment in assembly.add(parcel)}
     assert came == {segment.sha256: segment.data for segment in segments}

@@ -60,7 +60,7 @@ def test_copies_of_a_session_are_made_of_the_copy_before_and_what_the_turn_added
         service: Any = engine
         unused: Any = None
         copies = SessionCopies(
-            "node", service, owned, durable, Transfers(), sessions, sessions.get, end=unused, spawn=unused
+            "node", service, owned, durable, Transfers(), sessions, sessions.get, write=unused, end=unused, spawn=unused
         )
         try:
             for asked in (150, 10):

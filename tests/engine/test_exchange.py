@@ -50,7 +50,7 @@ def exported(driver: Driver, record: SessionRecord | None = None, **how: Any) ->
 def source() -> tuple[Driver, tuple[int, ...], bytes]:
     driver = Driver("dflash2", images=4)
     ledger = turned(driver)
-    return driver, ledger, exported(driver, SessionRecord("s", ledger, frontier=len(ledger) - 1)).document
+    return driver, ledger, bytes(exported(driver, SessionRecord("s", ledger, frontier=len(ledger) - 1)).document)
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,30 @@ def test_the_id_of_a_turn_that_was_left_is_free_only_after_its_last_event():
     assert tokens[0].start == len(prompt(2)) and isinstance(again[-1], Finished)
 
 
+def test_the_id_of_a_turn_is_free_where_its_reader_left_it_with_its_last_event_unread():
+    async def scenario():
+        service = EngineService(models("none"), options("none", images=2))
+        submit = Submit("a", prompt(0), max_tokens=1)
+        try:
+            for _ in range(2):
+                turn = service.turn(submit)
+                await anext(turn)
+                while (await told(service)).facts["lanes_running"]:
+                    pass
+                await turn.aclose()
+            return [event async for event in service.turn(submit)]
+        finally:
+            await asyncio.to_thread(service.close)
+
+    assert isinstance(asyncio.run(scenario())[-1], Finished)
+
+
+async def told(service: EngineService) -> Facts:
+    facts = await service.call(Inspect("i"))
+    assert isinstance(facts, Facts)
+    return facts
+
+
 # -------------------------------------------------------------------------------------- the continuation hidden
 
 

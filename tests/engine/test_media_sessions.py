@@ -14,6 +14,7 @@ from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.events import Checkpointed, Exported, Failed, Finished, Imported, Pages, Staged
 from state.background import BackgroundWriter
 from state.byte_store import DirectoryStore
+from state.container import Blob
 from state.document import open_document
 from state.durable import DurableTier, Published
 from state.media import Placed
@@ -66,7 +67,7 @@ def exported(engine: SeeingDriver, **how: object) -> Exported:
     return answer
 
 
-def imported(engine: SeeingDriver, document: bytes, **how: object) -> Imported:
+def imported(engine: SeeingDriver, document: Blob, **how: object) -> Imported:
     answer = engine.call(Import("i", "s", document, **how))  # pyright: ignore[reportArgumentType]
     assert isinstance(answer, Imported), answer
     return answer

@@ -255,4 +255,4 @@ def test_a_model_without_a_tower_refuses_media_and_takes_placeholders_as_text() 
 def test_media_pass_the_engines_pipe() -> None:
     ids, media = shown(words(4), image(32, 40), words(3), video(5, 16, 24))
     submit = Submit("t", ids, media=media)
-    assert decode(encode(submit)) == submit
+    assert decode(encode(submit, []), []) == submit

@@ -165,7 +165,7 @@ def handed_over(source: TinyDriver, destination: TinyDriver, harm: bool = False)
     digests = tuple((segment.sha256, hashlib.sha256(segment.data).digest()) for segment in left.segments)
     came = left.segments
     if harm:
-        data = came[0].data
+        data = bytes(came[0].data)
         came = (replace(came[0], data=data[:-1] + bytes([data[-1] ^ 1])), *came[1:])
     destination.call(StageSegments("g", "m", came, hashed=False))
     answer = destination.call(Import("i", "s", left.document, migration="m"))

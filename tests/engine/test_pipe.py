@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import socket
 import threading
@@ -32,7 +33,18 @@ from deployment.engine.commands import (
 )
 from deployment.engine.counts import Counts
 from deployment.engine.errors import EngineError
-from deployment.engine.events import Event, Facts, Failed, Finished, Imported, Suspended, Tokens, Unpinned
+from deployment.engine.events import (
+    Event,
+    Exported,
+    Facts,
+    Failed,
+    Finished,
+    Imported,
+    Pages,
+    Suspended,
+    Tokens,
+    Unpinned,
+)
 from deployment.engine.frames import receive_messages
 from deployment.engine.message_codec import decode, encode
 from deployment.engine.process import DEAF
@@ -67,14 +79,16 @@ RECORD = SessionRecord("s", (1, 2, 3), turns=(TURN,), transcript=({"role": "user
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_comes_out_of_its_bytes_as_it_was(message):
-    again = decode(encode([message]))
+    beside: list[Any] = []
+    again = decode(encode([message], beside), beside)
     assert again == [message] and type(again[0]) is type(message)
 
 
 def test_every_message_has_a_name_on_the_pipe():
     for known in (*get_args(Command), *get_args(Event)):
-        fields = dict.fromkeys(known.__dataclass_fields__, 1)
-        assert decode(encode(known(**fields))) == known(**fields)
+        fields = {name: b"1" if field.type == "Blob" else 1 for name, field in known.__dataclass_fields__.items()}
+        beside: list[Any] = []
+        assert decode(encode(known(**fields), beside), beside) == known(**fields)
 
 
 def test_bytes_that_are_no_message_are_refused():
@@ -83,15 +97,45 @@ def test_bytes_that_are_no_message_are_refused():
     foreign: list[Any] = [
         msgpack.ExtType(2, msgpack.packb(["Popen", "rm"])),
         msgpack.ExtType(2, msgpack.packb(["Cancel", 1, 2, 3])),
+        msgpack.ExtType(6, b"0"),
         msgpack.ExtType(9, b""),
     ]
     for value in foreign:
         with pytest.raises(ValueError, match="not a message of this program"):
-            decode(msgpack.packb(value) or b"")
+            decode(msgpack.packb(value) or b"", [])
     with pytest.raises(ValueError, match="not a message of this program"):
-        decode(b"\xc1")
+        decode(b"\xc1", [])
     with pytest.raises(TypeError, match="has no form on the engine's pipe"):
-        encode(object())
+        encode(object(), [])
+
+
+def test_the_bytes_of_states_lie_beside_the_messages_and_take_no_copy_to_send():
+    document = b"\xff" * 100_000
+    messages = [
+        Exported("c", "s", document, (), (), (SegmentBytes(b"\0" * 32, document), SegmentBytes(b"\1" * 32, document))),
+        Import("c", "s", document),
+        StageSegments("c", "m", (SegmentBytes(b"\0" * 32, document),)),
+        Pages("c", "t", 0, 1, 1, (SegmentBytes(b"\0" * 32, document),)),
+    ]
+    for message in messages:
+        beside: list[Any] = []
+        assert len(encode(message, beside)) < 300
+        assert beside and all(part is document for part in beside)
+
+
+def test_what_lies_beside_goes_with_its_own_message_also_past_one_that_cannot_be_sent(writing):
+    """More of it than the socket takes at once."""
+    ours, events, _, _ = writing
+    large, small = os.urandom(3 << 20), b"small"
+    events.put(Exported("a", "s", large, (), (), (SegmentBytes(b"\0" * 32, b""),)))
+    events.put(Exported("b", "s", b"lost", (), (TOO_LARGE,)))
+    events.put(Exported("c", "s", small, (), (), (SegmentBytes(b"\0" * 32, large),)))
+    heard: list[Any] = []
+    while len(heard) < 3:
+        heard += receive_messages(ours) or []
+    first, second = [event for event in heard if isinstance(event, Exported)]
+    assert (first.call, first.document, first.segments[0].data) == ("a", large, b"")
+    assert (second.call, second.document, second.segments[0].data) == ("c", small, large)
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be sent
@@ -164,6 +208,8 @@ def writing(monkeypatch):
 def test_an_answer_that_cannot_be_sent_is_a_failure_and_the_next_ones_come(writing):
     ours, events, commands, exits = writing
     events.put(Facts("c", {"pages": TOO_LARGE}, Counts()))
+    assert [event.ref for event in receive_messages(ours) or []] == ["c"]  # and no goodbye before it
+    events.put(Facts("c", {"pages": TOO_LARGE}, Counts()))
     events.put(Tokens("t", 0, (TOO_LARGE,), None))
     events.put(Unpinned("d", "s", 1))
     heard: list[Any] = []
@@ -185,7 +231,7 @@ def test_a_process_ends_where_its_commands_cannot_be_read(monkeypatch):
     monkeypatch.setattr(process.os, "_exit", exits.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall((1).to_bytes(8, "little") + b"\xc1")
+        ours.sendall((1).to_bytes(8, "little") + bytes(4) + b"\xc1")
         ours.close()
         process._read(theirs, queue.SimpleQueue())
     assert exits[0] == DEAF

@@ -86,4 +86,4 @@ def test_counts_cross_the_pipe_as_they_are():
     driver = Driver("dflash2", lanes=1, images=2)
     assert isinstance(driver.run(prompt(0), max_tokens=8, session="s"), Finished)
     facts = driver.call(Inspect("i"))
-    assert decode(encode(facts)) == facts
+    assert decode(encode(facts, []), []) == facts

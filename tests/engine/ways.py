@@ -141,7 +141,7 @@ class World:
 def exported(driver: TinyDriver, ledger: Sequence[int]) -> bytes:
     answer = driver.call(Export("e", "s", SessionRecord("s", tuple(ledger), frontier=len(ledger) - 1)))
     assert isinstance(answer, Exported), answer
-    return answer.document
+    return bytes(answer.document)
 
 
 def taken(driver: TinyDriver, document: bytes, frontier: int) -> None:
