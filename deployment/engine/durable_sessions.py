@@ -91,7 +91,6 @@ class DurableSessions:
         self._writer = writer
         self._token_seconds = token_seconds
         self._done = done
-        self._digests = SegmentDigests()
         self._stored: dict[bytes, None] = {}
         self._written: dict[SessionKey, _Written] = {}
         self._lock = threading.Lock()
@@ -113,6 +112,7 @@ class DurableSessions:
     def publish(
         self,
         memory: StateMemory,
+        digests: SegmentDigests,
         session: str,
         key: SessionKey,
         order: Order,
@@ -122,7 +122,8 @@ class DurableSessions:
         signing_key: bytes | None,
         record_alone: bool = False,
     ) -> int:
-        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait.
+        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait. `digests`:
+        those of the memory, so that nothing is hashed again that went to a copy of the session before.
 
         `record_alone`: the state that was written last stays as it is, and nothing is read of the device; where none
         is known to be written, the state goes with the record all the same.
@@ -131,12 +132,10 @@ class DurableSessions:
             state = self._written.get(key) if record_alone else None
         if state is not None and state.epoch == order.epoch:
             its_key = signing_key if state.signed else None
-            detached = encode_carried(memory, state.kept, record, fingerprint, its_key, self._digests)
+            detached = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
             to_read = detached.of_media()
         else:
-            detached = encode_detached(
-                memory, checkpoints, record, fingerprint, signing_key, self._digests, keep_bytes=True
-            )
+            detached = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
             state = _Written(session, order.epoch, signing_key is not None, _kept(checkpoints, detached))
             to_read = detached.segments
         with self._lock:

@@ -133,6 +133,7 @@ class StateExchange:
         chosen = self._standing_for(command.session) if command.foreign is None else []
         read = self._durable.publish(
             self._memory,
+            self._digests,
             command.session,
             command.key,
             command.order,

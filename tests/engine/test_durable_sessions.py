@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from deployment.engine.commands import Drop, Export, Import, Publish
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.events import Failed, Imported, Publishing
+from deployment.whole_documents import NOTHING, Slices
 from state.background import BackgroundWriter
 from state.document import open_document
 from state.durable import DurableTier, Published
@@ -104,6 +106,20 @@ def test_twenty_published_turns_write_and_read_only_what_is_new(durable: Durable
     images, partial = 2 * 20, 2 * 2 * 20  # at a turn's start and end; pages of target and drafter
     full = 2 * (len(ledger) // PAGE_TOKENS)
     assert len(puts) == images + partial + full
+
+
+def test_what_was_hashed_for_a_copy_is_not_hashed_again_for_the_durable_tier(durable: Durable, monkeypatch) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    slices = Slices(NOTHING)
+    while not (part := driver.call(Export("e", "s", without=slices.known, slice_bytes=1 << 20))).whole:
+        slices.take(part)
+    hashed: list[int] = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr("state.codec.hashlib.sha256", lambda data: hashed.append(len(data)) or sha256(data))
+    monkeypatch.setattr(durable.tier, "publish", lambda *what: Published(Order(Epoch(1, 1), 1), True, 0))
+    assert publish(driver, durable, ledger, 1).read > 0
+    assert len(hashed) == 1, "but for the document's own trailer"
 
 
 def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Durable) -> None:
