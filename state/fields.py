@@ -156,19 +156,25 @@ class Fields:
             raise self.refuse(name, "a map")
         return Fields(cast(dict[str, Any], value), f"{self.place}.{_short(name)}", self._ignore_unknown)
 
-    def children(self, name: str, limit: int | None = None) -> list[Fields]:
+    def maps(self, name: str) -> list[dict[str, Any]]:
+        """A list of maps, of which nothing else is asked: there may be a million."""
         value = self.raw(name)
         if not isinstance(value, list):
             raise self.refuse(name, "a list of maps")
         elements = cast(list[object], value)
+        wrong = next((index for index, entry in enumerate(elements) if not isinstance(entry, dict)), None)
+        if wrong is not None:
+            raise FormatError(f"{self.place}.{name}[{wrong}]", f"is {_short(elements[wrong])}, must be a map")
+        return cast(list[dict[str, Any]], value)
+
+    def children(self, name: str, limit: int | None = None) -> list[Fields]:
+        elements = self.maps(name)
         if limit is not None and len(elements) > limit:
             raise FormatError(f"{self.place}.{name}", f"has {len(elements)} entries, may have {limit}")
         entries: list[Fields] = []
         for index, entry in enumerate(elements):
-            if not isinstance(entry, dict):
-                raise FormatError(f"{self.place}.{name}[{index}]", f"is {_short(entry)}, must be a map")
             place = f"{self.place}.{name}[{index}]"
-            entries.append(Fields(cast(dict[str, Any], entry), place, self._ignore_unknown))
+            entries.append(Fields(entry, place, self._ignore_unknown))
         return entries
 
 

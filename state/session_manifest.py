@@ -129,7 +129,7 @@ def _parse_message(entry: Fields) -> Message:
     entry.one_of("role", ROLES)
     content = entry.values.get("content")
     if isinstance(content, list):
-        entry.children("content")
+        entry.maps("content")
     elif content is not None and not isinstance(content, str):
         raise entry.refuse("content", "text, a list of maps, or nil")
     return entry.values

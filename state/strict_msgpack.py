@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from typing import Any, cast
 
 import msgpack
@@ -22,6 +23,11 @@ MAX_DEPTH = 64
 MAX_VALUES = 1 << 21
 
 _FIXED_SIZES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_SHORT = [
+    0 if tag < 0x80 or tag >= 0xE0 or tag in (0xC0, 0xC2, 0xC3) else tag & 0x1F if 0xA0 <= tag < 0xC0 else None
+    for tag in range(256)
+]
+"""Bytes behind a tag that says all of its value's length: small integers, nil, false, true, and short text."""
 _BYTE_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bin 8, 16, 32; str 8, 16, 32
 _CONTAINER_LENGTHS = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # array 16, 32; map 16, 32
 _EXT_TAGS = {0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8}
@@ -50,13 +56,13 @@ def unpack(data: bytes, place: str) -> dict[str, Any]:
     _scan(data, place)
 
     def build_map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        built: dict[str, Any] = {}
-        for key, value in pairs:
-            if not isinstance(key, str):
+        built = dict(pairs)
+        for key in built:
+            if type(key) is not str:
                 raise FormatError(place, f"a map has the key {key!r}, keys must be text")
-            if key in built:
-                raise FormatError(place, f"a map has the key {key!r} twice")
-            built[key] = value
+        if len(built) < len(pairs):
+            counted = Counter(key for key, _ in pairs)
+            raise FormatError(place, f"a map has the key {counted.most_common(1)[0][0]!r} twice")
         return built
 
     try:
@@ -74,12 +80,13 @@ def _scan(data: bytes, place: str) -> None:
     end = len(data)
     position = 0
     values = 0
-    pending = [1]  # values still to come at each level
-    while pending:
-        if pending[-1] == 0:
-            pending.pop()
+    outer: list[int] = []
+    left = 1  # values still to come at this level, and at those around it
+    while left or outer:
+        if not left:
+            left = outer.pop()
             continue
-        pending[-1] -= 1
+        left -= 1
         values += 1
         if values > MAX_VALUES:
             raise FormatError(place, f"has more than {MAX_VALUES} values")
@@ -87,15 +94,13 @@ def _scan(data: bytes, place: str) -> None:
             raise FormatError(place, f"ends at byte {position}, in the middle of a value")
         tag = data[position]
         position += 1
-        children = 0
-        if tag < 0x80 or tag >= 0xE0 or tag in (0xC0, 0xC2, 0xC3):
-            size = 0
+        size, children = _SHORT[tag], 0
+        if size is not None:
+            pass
         elif tag < 0x90:
             size, children = 0, 2 * (tag & 0x0F)
         elif tag < 0xA0:
             size, children = 0, tag & 0x0F
-        elif tag < 0xC0:
-            size = tag & 0x1F
         elif tag in _FIXED_SIZES:
             size = _FIXED_SIZES[tag]
             if tag in (0xCA, 0xCB) and position + size <= end:
@@ -116,9 +121,10 @@ def _scan(data: bytes, place: str) -> None:
         if position + children > end:
             raise FormatError(place, f"claims to go on beyond its {end} bytes")
         if children:
-            if len(pending) >= MAX_DEPTH:
+            if len(outer) + 1 >= MAX_DEPTH:
                 raise FormatError(place, f"is nested deeper than {MAX_DEPTH} levels")
-            pending.append(children)
+            outer.append(left)
+            left = children
     if position != end:
         raise FormatError(place, f"has {end - position} bytes after its end")
 

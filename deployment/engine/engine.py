@@ -27,6 +27,7 @@ from deployment.engine.endings import Endings
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Evicted, Facts, Failed, Finished, PromptLogprobs, Started, Suspended
 from deployment.engine.exchange import StateExchange
+from deployment.engine.grammar import Grammars
 from deployment.engine.known_media import KnownMedia
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
@@ -101,6 +102,11 @@ class Engine:
         self._work = 0
         if options.capture == "start":
             self._executor.capture()
+
+    @property
+    def grammars(self) -> Grammars:
+        """What turns' grammars are compiled by, here or on another thread before they are submitted."""
+        return self._executor.grammars
 
     @property
     def idle(self) -> bool:

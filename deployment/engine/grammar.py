@@ -93,7 +93,7 @@ class TurnMatcher:
 
 class Grammars:
     """Matchers and masks for one vocabulary. `end_ids`: tokens that end a turn once its grammar is complete. Not thread
-    safe."""
+    safe, but for `knows` and `compile`."""
 
     def __init__(self, tokenizer: Tokenizer, public_rows: int, end_ids: Sequence[int]) -> None:
         self._public_rows = public_rows
@@ -111,6 +111,14 @@ class Grammars:
     def warm(self) -> None:
         """Loads what the first turn with a grammar would wait for. Raises EngineError if it is missing."""
         self._compiler.warm("response_format")
+
+    def knows(self, grammar: Grammar | None) -> bool:
+        """Whether neither `check` nor `matcher` has anything to compile."""
+        return grammar is None or self._compiler.knows(grammar)
+
+    def compile(self, grammar: Grammar) -> None:
+        """What `check` and `matcher` would compile. What is refused is remembered, and said by them."""
+        self._compiler.compiles(grammar)
 
     def check(self, grammar: Grammar | None) -> None:
         """Raises EngineError, naming the field and the place, for a grammar that is needed and cannot be compiled."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ MAX_SOURCE = 1 << 18
 _KEPT = 32
 _MAX_THREADS = 8
 _MAX_TRIES = 200
+_TRIED_CHARACTERS = 1 << 16
+"""And four times a schema's own: of its parts that are compiled alone, so that what is wrong in it takes no longer to
+find than it took to compile."""
 _MAX_LEXER_STATES = 50_000  # one or two KiB each
 _WHITESPACE = r"\x20|\r?\n(\x20{0,32}|\t{0,16})"
 """Between the parts of JSON: a blank, or a new line and its indentation, so that no model fills its budget with it."""
@@ -44,7 +48,7 @@ _EXCERPT = re.compile(r"\n +[0-9]+ \| ")
 
 class GrammarCompiler:
     """Compiles grammars for one vocabulary of `rows` tokens. `end_ids`: tokens that end a turn once its grammar is
-    complete. Not thread safe."""
+    complete. Grammars are compiled on any threads at once, where other threads go on."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -53,8 +57,9 @@ class GrammarCompiler:
         self._library: Any = None
         self._vocabulary: Any = None
         self.executor: Any = None
-        self._compiled: OrderedDict[tuple[str, str, bool], Any] = OrderedDict()
-        self._hopeless: OrderedDict[tuple[str, str, bool], None] = OrderedDict()
+        self._compiled: OrderedDict[_Key, Any] = OrderedDict()
+        self._refused: OrderedDict[_Key, tuple[str, str, str | None]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def warm(self, field: str) -> None:
         """Loads the library and the vocabulary, so that the first turn does not wait. Raises EngineError if missing;
@@ -78,30 +83,38 @@ class GrammarCompiler:
             self._tokenizer.serialized, n_vocab=self._rows, eos_token=list(self._end_ids)
         )
 
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether nothing is left to be compiled: there is a prototype, or there can be none."""
+        with self._lock:
+            return _key(grammar) in self._compiled or _key(grammar) in self._refused
+
     def compiles(self, grammar: Grammar) -> bool:
-        """Whether there is a prototype; that there is none of the most recent ones is remembered."""
-        key = _key(grammar)
-        if key in self._hopeless:
-            return False
+        """Whether there is a prototype."""
         try:
             self.prototype(grammar)
         except EngineError:
-            self._hopeless[key] = None
-            while len(self._hopeless) > _KEPT:
-                self._hopeless.popitem(last=False)
             return False
         return True
 
     def prototype(self, grammar: Grammar, anew: bool = False) -> Any:
-        """The grammar's matcher before any token; the most recent ones are kept. Raises EngineError, naming the field
-        and the place, for a grammar that cannot be compiled."""
+        """The grammar's matcher before any token. Raises EngineError, naming the field and the place, for a grammar
+        that cannot be compiled. The most recent ones are kept, and so are the most recent refusals."""
         key = _key(grammar)
-        if anew or key not in self._compiled:
-            self._compiled[key] = self._compile(grammar)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        return self._compiled[key]
+        with self._lock:
+            if key in self._refused:
+                raise EngineError(*self._refused[key])
+            if key in self._compiled and not anew:
+                self._compiled.move_to_end(key)
+                return self._compiled[key]
+        try:
+            prototype = self._compile(grammar)
+        except EngineError as error:
+            with self._lock:
+                _keep(self._refused, key, (error.code, error.message, error.param))
+            raise
+        with self._lock:
+            _keep(self._compiled, key, prototype)
+        return prototype
 
     def _compile(self, grammar: Grammar) -> Any:
         if grammar.kind not in KINDS:
@@ -179,23 +192,35 @@ class GrammarCompiler:
     def _place(self, schema: str, reason: str) -> str:
         """JSON pointer of the innermost part of a schema that alone is refused for `reason`; "#" is all of it."""
         root, pointer, tries = json.loads(schema), "#", 0
+        characters = _TRIED_CHARACTERS + 4 * len(schema)
         shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
         part, found = root, True
         while found:
             found = False
             for name, inner in _parts(part):
-                tries += 1
-                if tries > _MAX_TRIES:
+                alone = json.dumps({**shared, **inner})
+                tries, characters = tries + 1, characters - len(alone)
+                if tries > _MAX_TRIES or characters < 0:
                     return pointer
-                source = self._library.LLMatcher.grammar_from_json_schema(json.dumps({**shared, **inner}))
+                source = self._library.LLMatcher.grammar_from_json_schema(alone)
                 if self._library.LLMatcher.validate_grammar(source, self._vocabulary) == reason:
                     part, pointer, found = inner, f"{pointer}/{name}", True
                     break
         return pointer
 
 
-def _key(grammar: Grammar) -> tuple[str, str, bool]:
+_Key = tuple[str, str, bool]
+
+
+def _key(grammar: Grammar) -> _Key:
     return grammar.kind, grammar.source, grammar.after is not None
+
+
+def _keep(kept: OrderedDict[_Key, Any], key: _Key, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
 
 
 def _schema(grammar: Grammar) -> str:

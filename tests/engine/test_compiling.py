@@ -1,0 +1,118 @@
+"""Grammars are compiled while others decode; what is refused once is refused at once, and its place is soon found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployment.engine import errors
+from deployment.engine.commands import Cancel, Grammar, Submit
+from deployment.engine.errors import EngineError
+from deployment.engine.events import Event, Failed, Finished, Started
+from deployment.engine.grammar_compiler import _TRIED_CHARACTERS, GrammarCompiler
+from deployment.engine.service import EngineService
+from tests.engine.driving import models, options, prompt
+
+SLOW = Grammar("regex", "(slow)+")
+QUICK = Grammar("regex", "(quick)+")
+REFUSED: dict[str, Any] = {"type": "string", "contains": {"type": "string"}, "unevaluatedItems": False, "if": {}}
+
+
+def turn(name: str, grammar: Grammar | None, tenant: str = "") -> Submit:
+    return Submit(name, prompt(0), max_tokens=4, grammar=grammar, tenant=tenant)
+
+
+async def collect(service: EngineService, submit: Submit) -> list[Event]:
+    return [event async for event in service.turn(submit)]
+
+
+def test_a_tenants_grammar_that_takes_long_holds_back_its_own_turns_and_nobody_elses(monkeypatch):
+    compile, entered, leave = GrammarCompiler._compile, threading.Event(), threading.Event()
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> Any:
+        if grammar == SLOW:
+            entered.set()
+            assert leave.wait(60)
+        return compile(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    service = EngineService(models("none"), options("none", lanes=3))
+
+    async def scenario() -> tuple[list[Event], ...]:
+        held = asyncio.create_task(collect(service, turn("held", SLOW, "a")))
+        left = asyncio.create_task(collect(service, turn("left", SLOW, "a")))
+        behind = asyncio.create_task(collect(service, turn("behind", QUICK, "a")))
+        await asyncio.to_thread(entered.wait, 60)
+        others = await collect(service, turn("plain", None, "a")) + await collect(service, turn("other", QUICK, "b"))
+        service.send(Cancel("left"))
+        assert not (held.done() or left.done())
+        leave.set()
+        return others, await held, await left, await behind
+
+    others, held, left, behind = asyncio.run(scenario())
+    service.close()
+    assert [event.finish_reason for event in others if isinstance(event, Finished)] == ["length", "length"]
+    assert isinstance(held[0], Started) and isinstance(held[-1], Finished) and isinstance(behind[-1], Finished)
+    assert isinstance(left[0], Finished) and left[0].finish_reason == "cancelled"
+
+
+def test_a_grammar_that_was_refused_is_not_compiled_again(monkeypatch):
+    compile, tried = GrammarCompiler._compile, []
+
+    def counted(self: GrammarCompiler, grammar: Grammar) -> Any:
+        tried.append(grammar)
+        return compile(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", counted)
+    service = EngineService(models("none"), options("none", lanes=1))
+    bad = Grammar("json_schema", json.dumps(REFUSED))
+
+    async def scenario() -> list[list[Event]]:
+        answers = [await collect(service, turn(name, bad)) for name in "abc"]
+        return [*answers, await collect(service, turn("d", replace(bad, needed=False)))]
+
+    *refused, without = asyncio.run(scenario())
+    service.close()
+    for (last,) in refused:
+        assert isinstance(last, Failed) and last.code == errors.INVALID_REQUEST and last.param == "response_format"
+    assert isinstance(without[-1], Finished)
+    assert tried == [bad]
+
+
+def test_the_place_of_a_fault_costs_no_more_than_a_few_compilations_of_the_schema():
+    tokenizer = models("none").tokenizer
+    compiler = GrammarCompiler(tokenizer, tokenizer.public_rows, (0,))
+    compiler.warm("response_format")
+    library, characters = compiler._library, []
+
+    def counted(source: str, **more: Any) -> str:
+        characters.append(len(source))
+        return library.LLMatcher.grammar_from_json_schema(source, **more)
+
+    matcher = SimpleNamespace(grammar_from_json_schema=counted, validate_grammar=library.LLMatcher.validate_grammar)
+    compiler._library = SimpleNamespace(LLMatcher=matcher)
+    document = {**REFUSED, "description": "x" * 10_000}
+    for _ in range(60):
+        document = {"type": "object", "properties": {"n": document}}
+    source = json.dumps(document)
+    reason = library.LLMatcher.validate_grammar(
+        library.LLMatcher.grammar_from_json_schema(source), compiler._vocabulary
+    )
+    place = compiler._place(source, reason)
+    assert place.startswith("#/properties/n/properties/n")
+    assert sum(characters) <= _TRIED_CHARACTERS + 4 * len(source) < 60 * 10_000
+
+
+def test_a_source_that_is_too_large_is_refused_by_its_field():
+    tokenizer = models("none").tokenizer
+    compiler = GrammarCompiler(tokenizer, tokenizer.public_rows, (0,))
+    with pytest.raises(
+        EngineError, match="response_format: the json_schema has 300000 characters, must be at most 262"
+    ):
+        compiler.prototype(Grammar("json_schema", " " * 300_000))
