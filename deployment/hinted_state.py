@@ -7,27 +7,33 @@ everybody else there is none: nothing is owned, copied or listed, and any number
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from deployment.engine.commands import Drop
 from deployment.engine.service import EngineService
+from state.fair_share import first_to_go
 
 KEPT_HINTS = 256
-"""Beyond it the longest unused one goes."""
+"""Beyond it the longest unused one of a tenant goes that has more than a share of them."""
 
 
 class HintedState:
     def __init__(self, service: EngineService, kept: int = KEPT_HINTS) -> None:
         self._service = service
         self._kept = kept
-        self._used: OrderedDict[str, None] = OrderedDict()
+        self._used: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def engine_id(self, tenant: str, hint: str) -> str:
         """The engine's name for it. No session has it, since a tenant is 64 hex digits or nothing."""
-        name = f"hint/{tenant}/{hint}"
-        self._used[name] = None
-        self._used.move_to_end(name)
+        self._used[tenant, hint] = None
+        self._used.move_to_end((tenant, hint))
         while len(self._used) > self._kept:
-            oldest, _ = self._used.popitem(last=False)
-            await self._service.call(Drop(secrets.token_hex(8), oldest))
-        return name
+            above = first_to_go(Counter(tenant for tenant, _ in self._used))
+            oldest = next(used for used in self._used if used[0] in above)
+            del self._used[oldest]
+            await self._service.call(Drop(secrets.token_hex(8), _engine_id(*oldest)))
+        return _engine_id(tenant, hint)
+
+
+def _engine_id(tenant: str, hint: str) -> str:
+    return f"hint/{tenant}/{hint}"

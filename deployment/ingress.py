@@ -30,6 +30,7 @@ from deployment.metrics.scrape import scraped
 from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
 from deployment.openapi.document import document
+from deployment.path_names import PathNames
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.schemas import StreamOptions
@@ -89,6 +90,7 @@ api.add_middleware(
     tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
     refusal=_refusal,
 )
+api.add_middleware(PathNames)  # the outermost: who asks for a path without a key is told by the path that is served
 
 
 # Serve pickles the class by value where it is decorated: whatever its methods use must be defined above.
@@ -125,12 +127,12 @@ class Ingress:
     async def completions(self, request: Request) -> Response:
         return await self._turns.complete(request)
 
-    @api.post("/v1/sessions/{name:path}/turns")
+    @api.post("/v1/sessions/{name:long_name}/turns")
     async def append_turn(self, request: Request, name: str) -> Response:
         placement = await self._sessions.placement(request, name)
         return await self._turns.append(request, placement.key)
 
-    @api.get("/v1/sessions/{name:path}/turns/{turn}/events")
+    @api.get("/v1/sessions/{name:long_name}/turns/{turn:name}/events")
     async def turn_events(
         self,
         request: Request,
@@ -153,24 +155,24 @@ class Ingress:
     async def list_sessions(self, request: Request) -> Any:
         return await self._sessions.list(request)
 
-    # Before the route of one session, whose name may hold a slash.
-    @api.get("/v1/sessions/{name:path}/export")
+    # Before the route of one session, whose name may be written with its slashes.
+    @api.get("/v1/sessions/{name:long_name}/export")
     async def export_session(self, request: Request, name: str) -> Response:
         return await self._sessions.export(request, name)
 
-    @api.get("/v1/sessions/{name:path}/turns")
+    @api.get("/v1/sessions/{name:long_name}/turns")
     async def list_turns(self, request: Request, name: str) -> Any:
         return await self._sessions.turns(request, name)
 
-    @api.get("/v1/sessions/{name:path}/checkpoints")
+    @api.get("/v1/sessions/{name:long_name}/checkpoints")
     async def list_checkpoints(self, request: Request, name: str) -> Any:
         return await self._sessions.checkpoints(request, name)
 
-    @api.post("/v1/sessions/{name:path}/checkpoints")
+    @api.post("/v1/sessions/{name:long_name}/checkpoints")
     async def make_checkpoint(self, request: Request, name: str) -> Any:
         return await self._sessions.checkpoint(request, name)
 
-    @api.delete("/v1/sessions/{name:path}/checkpoints/{checkpoint}")
+    @api.delete("/v1/sessions/{name:long_name}/checkpoints/{checkpoint:name}")
     async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
         return await self._sessions.delete_checkpoint(request, name, checkpoint)
 
@@ -178,19 +180,19 @@ class Ingress:
     async def import_session(self, request: Request, id: str | None = None) -> Any:
         return await self._sessions.import_(request, id)
 
-    @api.get("/v1/sessions/{name:path}")
+    @api.get("/v1/sessions/{name:long_name}")
     async def get_session(self, request: Request, name: str) -> Any:
         return await self._sessions.show(request, name)
 
-    @api.delete("/v1/sessions/{name:path}")
+    @api.delete("/v1/sessions/{name:long_name}")
     async def delete_session(self, request: Request, name: str) -> Any:
         return await self._sessions.delete(request, name)
 
-    @api.post("/v1/sessions/{name:path}/migrate")
+    @api.post("/v1/sessions/{name:long_name}/migrate")
     async def migrate_session(self, request: Request, name: str) -> Any:
         return await self._sessions.migrate(request, name)
 
-    @api.post("/v1/sessions/{name:path}/fork")
+    @api.post("/v1/sessions/{name:long_name}/fork")
     async def fork_session(self, request: Request, name: str) -> Any:
         return await self._sessions.fork(request, name)
 
@@ -202,19 +204,19 @@ class Ingress:
     async def count_input_tokens(self, request: Request) -> Any:
         return await self._responses.count(request)
 
-    @api.get("/v1/responses/{name}")
+    @api.get("/v1/responses/{name:name}")
     async def get_response(self, request: Request, name: str) -> Any:
         return await self._responses.show(request, name)
 
-    @api.delete("/v1/responses/{name}")
+    @api.delete("/v1/responses/{name:name}")
     async def delete_response(self, request: Request, name: str) -> Any:
         return await self._responses.delete(request, name)
 
-    @api.get("/v1/responses/{name}/input_items")
+    @api.get("/v1/responses/{name:name}/input_items")
     async def list_input_items(self, request: Request, name: str) -> Any:
         return await self._responses.inputs(request, name)
 
-    @api.post("/v1/responses/{name}/cancel")
+    @api.post("/v1/responses/{name:name}/cancel")
     async def cancel_response(self, request: Request, name: str) -> Any:
         return await self._responses.cancel(request, name)
 
@@ -247,7 +249,7 @@ class Ingress:
     async def console(self) -> Response:
         return console_file(PAGE)
 
-    @api.get("/console/{name}", include_in_schema=False)
+    @api.get("/console/{name:name}", include_in_schema=False)
     async def console_part(self, name: str) -> Response:
         return console_file(name)
 
@@ -260,7 +262,7 @@ class Ingress:
         info: ReplicaInfo = await self._replicas.ask_any("info", self._model)
         return listed([model_object(name, self._model, info) for name in self._models])
 
-    @api.get("/v1/models/{name:path}")
+    @api.get("/v1/models/{name:long_name}")
     async def get_model(self, name: str) -> Any:
         self._turns.check_model(name)
         return model_object(name, self._model, await self._replicas.ask_any("info", self._model))

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from deployment.authentication import OPEN
 from deployment.client import Client, Unauthorized
 from deployment.ingress import api
+from deployment.path_names import Name
 from deployment.settings import AppArgs
 from tests.deployment import in_process, serving
 
@@ -28,17 +29,17 @@ Asked = tuple[str, str]
 """A method and a route's path."""
 
 OF_A_SESSION: dict[Asked, Any] = {
-    ("POST", "/v1/sessions/{name:path}/turns"): ASKED,
-    ("GET", "/v1/sessions/{name:path}/turns/{turn}/events"): None,
-    ("GET", "/v1/sessions/{name:path}/export"): None,
-    ("GET", "/v1/sessions/{name:path}/turns"): None,
-    ("GET", "/v1/sessions/{name:path}/checkpoints"): None,
-    ("POST", "/v1/sessions/{name:path}/checkpoints"): {"name": "mine"},
-    ("DELETE", "/v1/sessions/{name:path}/checkpoints/{checkpoint}"): None,
-    ("GET", "/v1/sessions/{name:path}"): None,
-    ("POST", "/v1/sessions/{name:path}/migrate"): {},
-    ("POST", "/v1/sessions/{name:path}/fork"): {"id": "stolen"},
-    ("DELETE", "/v1/sessions/{name:path}"): None,
+    ("POST", "/v1/sessions/{name}/turns"): ASKED,
+    ("GET", "/v1/sessions/{name}/turns/{turn}/events"): None,
+    ("GET", "/v1/sessions/{name}/export"): None,
+    ("GET", "/v1/sessions/{name}/turns"): None,
+    ("GET", "/v1/sessions/{name}/checkpoints"): None,
+    ("POST", "/v1/sessions/{name}/checkpoints"): {"name": "mine"},
+    ("DELETE", "/v1/sessions/{name}/checkpoints/{checkpoint}"): None,
+    ("GET", "/v1/sessions/{name}"): None,
+    ("POST", "/v1/sessions/{name}/migrate"): {},
+    ("POST", "/v1/sessions/{name}/fork"): {"id": "stolen"},
+    ("DELETE", "/v1/sessions/{name}"): None,
 }
 OF_A_RESPONSE: dict[Asked, Any] = {
     ("GET", "/v1/responses/{name}"): None,
@@ -59,7 +60,7 @@ TURNS: dict[Asked, Any] = {
 """Under the owner's name, hint or idempotency key they are turns of the one who asks."""
 OF_NOBODY: set[Asked] = {
     ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version"),
-    ("GET", "/v1/models"), ("GET", "/v1/models/{name:path}"), ("GET", "/v1/replicas"), ("GET", "/health"),
+    ("GET", "/v1/models"), ("GET", "/v1/models/{name}"), ("GET", "/v1/replicas"), ("GET", "/health"),
     ("GET", "/openapi.json"), ("GET", "/metrics"), ("GET", "/console"), ("GET", "/console/{name}"),
 }  # fmt: skip
 """They tell of a text that comes with the request, or of the server."""
@@ -77,7 +78,8 @@ def routes() -> set[Asked]:
                 routers.append(route.original_router)  # pyright: ignore[reportAttributeAccessIssue]
                 continue
             assert isinstance(route, Route), f"{route}: what a foreign tenant gets there must be said here"
-            found |= {(method, route.path) for method in (route.methods or ()) if method != "HEAD"}
+            assert all(isinstance(one, Name) for one in route.param_convertors.values()), f"{route}: not decoded"
+            found |= {(method, route.path_format) for method in (route.methods or ()) if method != "HEAD"}
     return found
 
 
@@ -147,7 +149,7 @@ def response(alice: httpx.Client) -> str:
 
 
 def path_of(route: str, name: str, turn: str = "") -> str:
-    path = route.replace("{name:path}", name).replace("{name}", name)
+    path = route.replace("{name}", name)
     return path.replace("{turn}", turn).replace("{checkpoint}", "before")
 
 

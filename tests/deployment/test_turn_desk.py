@@ -487,3 +487,18 @@ def test_state_of_the_longest_unused_hint_is_dropped_beyond_a_bound():
         assert engine.dropped == ["hint/t/b"]
 
     run(steps)
+
+
+def test_a_tenant_with_many_hints_takes_the_place_of_its_own_and_of_nobody_elses():
+    async def steps() -> None:
+        engine = Engine()
+        hinted = HintedState(cast(EngineService, engine), kept=4)
+        for hint in ("1", "2"):
+            await hinted.engine_id("few", hint)
+        for hint in range(8):
+            await hinted.engine_id("many", str(hint))
+        assert engine.dropped == [f"hint/many/{hint}" for hint in range(6)]
+        await hinted.engine_id("another", "1")
+        assert len(engine.dropped) == 7 and "hint/another/1" not in engine.dropped
+
+    run(steps)
