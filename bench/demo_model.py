@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Finished, Started
 from deployment.engine.loading import load_models
-from deployment.engine.messages import Event, Finished, Started, Submit
 from deployment.engine.options import EngineOptions
 from model import DEMO
 

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Sampling, Submit, TokenLogprob
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Finished, Tokens
 from deployment.engine.loading import load_models
-from deployment.engine.messages import Event, Finished, Sampling, Submit, TokenLogprob, Tokens
 from deployment.engine.options import Backend, EngineOptions
 from model import DEMO
 

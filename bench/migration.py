@@ -30,24 +30,21 @@ import torch
 from bench.gpu import write_results
 from bench.state import prompt, random_checkpoint
 from bench.state_sizes import GEOMETRY_27B
-from deployment.engine.engine import Engine
-from deployment.engine.exchange import StateExchange
-from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Call,
-    Event,
     Export,
-    Exported,
     ExportPages,
-    Failed,
     Import,
     Resumed,
-    Round,
     StageSegments,
     Submit,
     Suspend,
     VerifyStaged,
 )
+from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Exported, Failed, Round
+from deployment.engine.exchange import StateExchange
+from deployment.engine.loading import Models, load_models
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from model import DEMO

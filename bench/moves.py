@@ -39,7 +39,7 @@ from bench.gpu import write_results
 from bench.migration import FRONTIER, Side
 from bench.state import random_checkpoint
 from deployment.arrivals import Arrivals
-from deployment.engine.messages import DropStaged, Export, ExportPages, Import, StageSegments, VerifyStaged
+from deployment.engine.commands import DropStaged, Export, ExportPages, Import, StageSegments, VerifyStaged
 from deployment.load.report import percentile
 from deployment.local import running
 from deployment.moving import Departure, ToDestination, Welcome

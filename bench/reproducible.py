@@ -32,9 +32,10 @@ from unittest.mock import patch
 import torch
 
 from deployment.engine import round as rounds
+from deployment.engine.commands import Sampling, Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Finished
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import Event, Finished, Sampling, Submit
 from deployment.engine.options import EngineOptions
 from kernels.acceptance import Proposal, RowSampling, Verdict, accept
 from kernels.sampling import processed_distribution

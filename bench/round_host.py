@@ -24,9 +24,10 @@ from statistics import median
 import torch
 
 from bench.round_parts import Watched
+from deployment.engine.commands import Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Round
 from deployment.engine.loading import load_models
-from deployment.engine.messages import Event, Round, Submit
 from deployment.engine.options import EngineOptions
 from deployment.engine.service import EngineService
 from model import DEMO

@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from bench.round_mixture import Chosen, VariedDrafts, chosen_experts
+from deployment.engine.commands import Sampling, Submit
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.graphs import Runs, eagerly
 from deployment.engine.lane import Lane
 from deployment.engine.loading import state_geometry
-from deployment.engine.messages import Sampling, Submit
 from deployment.engine.round import Executor
 from deployment.engine.round_shape import Shapes
 from model.drafter import Drafter

@@ -24,9 +24,10 @@ import torch
 from bench.gpu import elapsed_ms, median_ms
 from bench.round_models import DEVICE, Lanes, draft_context, draft_rows
 from bench.round_parts import bare_models
+from deployment.engine.commands import Cancel, Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Failed, Finished, Started, Tokens
 from deployment.engine.loading import state_geometry
-from deployment.engine.messages import Cancel, Event, Failed, Finished, Started, Submit, Tokens
 from deployment.engine.options import EngineOptions
 from model.drafter import Drafter
 from model.target import Target

@@ -55,9 +55,10 @@ def main() -> None:
 
     from deployment.engine import engine as engine_module
     from deployment.engine.card import wait_for_card
+    from deployment.engine.commands import Submit
     from deployment.engine.engine import Engine
+    from deployment.engine.events import Event, Tokens
     from deployment.engine.loading import load_models
-    from deployment.engine.messages import Event, Submit, Tokens
     from deployment.engine.options import EngineOptions
 
     clock.over("imports")

@@ -33,7 +33,8 @@ import torch
 
 from bench.gpu import write_results
 from deployment.client import AsyncClient
-from deployment.engine.messages import Sampling, Submit, Tokens
+from deployment.engine.commands import Sampling, Submit
+from deployment.engine.events import Tokens
 from deployment.engine.service import EngineService
 from deployment.load.report import Spread, report
 from deployment.load.traffic import Load, put

@@ -29,10 +29,11 @@ import torch
 
 from bench.gpu import card, write_results
 from bench.state_sizes import GEOMETRY_27B, agent, conversation
+from deployment.engine.commands import Export, Import, Publish, Submit
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Exported, Finished, Publishing
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import Event, Export, Exported, Finished, Import, Publish, Publishing, Submit
 from deployment.engine.options import EngineOptions
 from model import DEMO
 from state.background import BackgroundWriter

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Finished
 from deployment.engine.loading import load_models
-from deployment.engine.messages import Event, Finished, Submit
 from deployment.engine.options import EngineOptions
 from model import DEMO
 

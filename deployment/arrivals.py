@@ -11,8 +11,8 @@ import logging
 import secrets
 from dataclasses import dataclass, field
 
+from deployment.engine.commands import DropStaged, StageSegments, VerifyStaged
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import DropStaged, StageSegments, VerifyStaged
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError
 from deployment.moving import Coming, Digests, Document, NotComing, Sent, ToDestination, Welcome

@@ -23,9 +23,10 @@ from rich.progress import Progress
 
 from deployment.body_reading import parse
 from deployment.content_parts import chat_part, parts_of
+from deployment.engine.commands import Grammar, Submit
 from deployment.engine.errors import INVALID_REQUEST
+from deployment.engine.events import Failed
 from deployment.engine.loading import Models
-from deployment.engine.messages import Failed, Grammar, Submit
 from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
 from deployment.json_reading import read_json, shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from deployment.engine.messages import Hit
+from deployment.engine.commands import Hit
 from deployment.ownership.words import Member
 from deployment.wire import PlacedCheckpoint
 

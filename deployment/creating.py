@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from deployment.cluster.not_owned import NoCopyLeft, OwnedElsewhere
+from deployment.engine.commands import Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
-from deployment.engine.messages import Import, Imported
+from deployment.engine.events import Imported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_exists
 from deployment.keeper import SessionKeeper

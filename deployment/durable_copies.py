@@ -16,9 +16,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployment.cluster.names import GcsValues, versioned
+from deployment.engine.commands import Publish
 from deployment.engine.durability import open_tier
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Publish, Stored
+from deployment.engine.events import Stored
 from deployment.engine.service import EngineService
 from deployment.keyed_turns import is_keyed
 from deployment.ownership.registry import KeyValues, Registry

@@ -8,7 +8,8 @@ import secrets
 import time
 from collections.abc import Callable
 
-from deployment.engine.messages import Facts, Inspect
+from deployment.engine.commands import Inspect
+from deployment.engine.events import Facts
 from deployment.engine.service import EngineService
 
 ANSWER_SECONDS = 5.0

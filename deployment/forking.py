@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from deployment.creating import Creating
+from deployment.engine.commands import Checkpoint, Fork, Unpin
 from deployment.engine.errors import OVERLOADED, UNKNOWN_CHECKPOINT, UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Checkpoint, Checkpointed, Fork, Unpin
+from deployment.engine.events import Checkpointed
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy
 from deployment.fork_points import ForkAt, found, of_turn, past_of

@@ -14,8 +14,8 @@ from deployment.usage import one_sentence
 
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
+    from deployment.engine.commands import Grammar, Submit, TokenLogprob
     from deployment.engine.loading import Models
-    from deployment.engine.messages import Grammar, Submit, TokenLogprob
     from deployment.engine.options import EngineOptions
     from deployment.offline import Result, Source
     from model.tokenizer import Tokenizer
@@ -103,8 +103,8 @@ def generate(
     """Generates from one prompt and prints the text as it comes, or from each line of a batch."""
     with one_sentence():
         from deployment.batch import opened, read_lines, run_batch
+        from deployment.engine.commands import Sampling
         from deployment.engine.loading import load_models
-        from deployment.engine.messages import Sampling
         from deployment.offline import Asked, fitted, submits_of
         from deployment.settings import AppArgs
 
@@ -175,7 +175,7 @@ def generate(
 def _run(models: Models, options: EngineOptions, submits: Sequence[Submit], as_json: bool, echo: bool) -> None:
     """Prints a single answer as it comes, several one after the other, and the scores of prompts on stderr. Raises
     ValueError for a turn that fails."""
-    from deployment.engine.messages import Failed, Finished, PromptLogprobs, Started, Tokens
+    from deployment.engine.events import Failed, Finished, PromptLogprobs, Started, Tokens
     from deployment.offline import Answer, run
     from model.tokenizer import Detokenizer
 
@@ -268,7 +268,7 @@ def _grammar(
     tools: list[Any] | None,
     tool_choice: str,
 ) -> Grammar | None:
-    from deployment.engine.messages import Grammar
+    from deployment.engine.commands import Grammar
     from deployment.engine.tool_grammar import tools_grammar
 
     given = json_object + sum(text is not None for text in (json_schema, regex, lark))

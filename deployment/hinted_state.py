@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 
-from deployment.engine.messages import Drop
+from deployment.engine.commands import Drop
 from deployment.engine.service import EngineService
 
 KEPT_HINTS = 256

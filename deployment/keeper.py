@@ -24,8 +24,8 @@ from deployment.cluster.reach import Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import DurableCopies
 from deployment.ending import Ending
+from deployment.engine.commands import Drop, Hit
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Drop, Hit
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_unavailable, unknown_session
 from deployment.giving import Giving

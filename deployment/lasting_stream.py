@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ray.exceptions import RayActorError
 
 from deployment.cluster.transport import Cluster
-from deployment.engine.messages import Round
+from deployment.engine.events import Round
 from deployment.errors import Refused, RequestError, turn_not_kept
 from deployment.event_ids import EventId, parse_event_id
 from deployment.keyed_turns import with_session

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from ray.exceptions import RayError
 
+from deployment.engine.commands import Export, ExportPages, SegmentBytes
 from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
-from deployment.engine.messages import Export, Exported, ExportPages, Pages, SegmentBytes
+from deployment.engine.events import Exported, Pages
 from deployment.engine.service import EngineService
 from deployment.errors import Refused
 from deployment.ownership.words import Order, SessionKey

@@ -11,19 +11,10 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Grammar, Sampling, Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Failed, Finished, PromptLogprobs, Started, Tokens
 from deployment.engine.loading import Models
-from deployment.engine.messages import (
-    Event,
-    Failed,
-    Finished,
-    Grammar,
-    PromptLogprobs,
-    Sampling,
-    Started,
-    Submit,
-    Tokens,
-)
 from deployment.engine.options import EngineOptions
 from deployment.shown_media import ShownMedia
 from deployment.turns import Message, Prompt, after_thinking, choices, full_history, thinking_budget

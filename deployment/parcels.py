@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployment.engine.messages import SegmentBytes
+from deployment.engine.commands import SegmentBytes
 from state.errors import StateError
 
 PARCEL_BYTES = 16 << 20

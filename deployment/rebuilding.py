@@ -17,8 +17,9 @@ from ray.exceptions import RayError
 from deployment.answer_text import told_in_all, turn_text
 from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.transport import Cluster
+from deployment.engine.commands import Drop, Hit, Import
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Drop, Hit, Import, Imported
+from deployment.engine.events import Imported
 from deployment.engine.service import EngineService
 from deployment.errors import session_unavailable
 from deployment.metrics.transfers import Transfers

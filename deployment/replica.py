@@ -26,8 +26,9 @@ from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.durable_place import settled
 from deployment.engine import errors as engine_errors
+from deployment.engine.commands import Inspect
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Facts, Inspect
+from deployment.engine.events import Facts
 from deployment.engine.service import EngineService
 from deployment.engine_health import EngineHealth, EngineStuck
 from deployment.errors import Refused, RequestError, of_engine

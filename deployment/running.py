@@ -16,21 +16,9 @@ from dataclasses import replace
 from deployment.answer_text import told_in_all, turn_text
 from deployment.cluster.not_owned import NotOwned
 from deployment.engine import errors as engine_errors
+from deployment.engine.commands import Cancel, Submit, Suspend, TokenLogprob
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import (
-    Cancel,
-    Captured,
-    Failed,
-    Finished,
-    PromptLogprobs,
-    Round,
-    Started,
-    Submit,
-    Suspend,
-    Suspended,
-    TokenLogprob,
-    Tokens,
-)
+from deployment.engine.events import Captured, Failed, Finished, PromptLogprobs, Round, Started, Suspended, Tokens
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper

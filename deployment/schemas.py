@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from deployment.engine.messages import Grammar
+from deployment.engine.commands import Grammar
 from deployment.engine.tool_grammar import functions_of
 from deployment.json_reading import json_type, shown
 from deployment.tool_schemas import CalledBefore, NamedTool

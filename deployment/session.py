@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deployment.engine.messages import Finished, Foreign, Hit
+from deployment.engine.commands import Foreign, Hit
+from deployment.engine.events import Finished
 from deployment.fork_points import left_behind, of_turn
 from deployment.keyed_turns import is_keyed
 from deployment.ownership import Epoch, SessionKey

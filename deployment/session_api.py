@@ -166,8 +166,10 @@ class SessionApi:
         body = parse(ForkBody, await document_of(request, empty=True))
         at = ForkAt(body.checkpoint, body.turn, body.frontier)
         child = _key_of(request, body)
-        made = partial(self._made, child, lambda there: body.id is None)
-        answer = await made("fork", _owner(placement), placement.key, child, at if at != ForkAt() else None)
+        at = None if at == ForkAt() else at
+        answer = await self._replicas.ask("fork", _owner(placement), placement.key, child, at)
+        if isinstance(answer, Refused):
+            raise answer.error
         return adopted_object(child.session, "forked", answer, parent=name)
 
     async def export(self, request: Request, name: str) -> Response:

@@ -21,8 +21,9 @@ from deployment.checkpoint_places import KindAt, placed
 from deployment.cluster.not_owned import NotOwned
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
+from deployment.engine.commands import Export
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
-from deployment.engine.messages import Export, Exported
+from deployment.engine.events import Exported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_unavailable
 from deployment.locks import Locks
@@ -31,7 +32,7 @@ from deployment.ownership.log import HeadMoved, Numbered
 from deployment.ownership.messages import NoRoom
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
-from deployment.whole_documents import SLICE_BYTES, WholeDocument, put_together
+from deployment.whole_documents import SLICE_BYTES, Slices, WholeDocument
 from state.errors import StateError
 from state.fair_share import first_to_go
 
@@ -154,7 +155,7 @@ class SessionCopies:
         return (await self._export(session))[0].document
 
     async def _export(self, session: Session, checkpoints: bool = True) -> tuple[WholeDocument, tuple[int, ...]]:
-        before, record, foreign, fresh = session.newest, session.record(), session.foreign, dict[bytes, bytes]()
+        slices, record, foreign = Slices(session.newest), session.record(), session.foreign
         # One at a time: the engine hashes an image in slices, and has begun with no other meanwhile.
         async with self._exporting:
             while True:
@@ -164,16 +165,16 @@ class SessionCopies:
                     record,
                     checkpoints,
                     foreign,
-                    frozenset(before.places).union(fresh),
+                    slices.known,
                     slice_bytes=SLICE_BYTES,
                 )
                 exported = await self._service.call(command)
                 assert isinstance(exported, Exported)
-                fresh |= {segment.sha256: segment.data for segment in exported.segments}
+                slices.take(exported)
                 if exported.whole:
                     break
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        return await asyncio.to_thread(put_together, before, fresh, exported), exported.frontiers
+        return await asyncio.to_thread(slices.put_together, exported), exported.frontiers
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)

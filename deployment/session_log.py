@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from deployment.engine.messages import Finished, Grammar, Resumed, Round
+from deployment.engine.commands import Grammar, Resumed
+from deployment.engine.events import Finished, Round
 from deployment.ownership.log import Deleted, Record, TurnBegan, TurnEnded
 from deployment.ownership.log import Round as LoggedRound
 from deployment.ownership.log_format import decode

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from deployment.engine.messages import Grammar
+from deployment.engine.commands import Grammar
 from deployment.engine.tool_grammar import functions_of, tools_grammar
 
 Choice = Literal["none", "auto", "required", "function"]

@@ -14,7 +14,8 @@ from functools import partial
 
 from deployment.answer_text import turn_text
 from deployment.cluster.not_owned import NotOwned
-from deployment.engine.messages import Finished, Grammar, Sampling, Submit
+from deployment.engine.commands import Grammar, Sampling, Submit
+from deployment.engine.events import Finished
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, invalid, session_busy, turn_not_kept
 from deployment.held_turn import HeldTurn, Later

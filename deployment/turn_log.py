@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from deployment.engine.messages import Finished, Round
+from deployment.engine.events import Finished, Round
 from deployment.keeper import SessionKeeper
 from deployment.session import Session
 from deployment.session_log import began_record, ended_record, round_record

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from deployment.engine.messages import Finished, Started
+from deployment.engine.events import Finished, Started
 from deployment.tool_use import ToolUse
 from deployment.wire import TurnRequest
 from state.session_record import TurnRecord

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from deployment.common_prefix import common_prefix
-from deployment.engine.messages import Grammar, Submit, ThinkingBudget
+from deployment.engine.commands import Grammar, Submit, ThinkingBudget
 from deployment.parsing.turn_text import THINK_CLOSE, THINK_OPEN, think_is_open
 from deployment.shown_media import NO_MEDIA, ShownMedia
 from model.chat_template import ChatTemplate

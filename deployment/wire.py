@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.messages import Grammar, Hit, Round
+from deployment.engine.commands import Grammar, Hit
+from deployment.engine.events import Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import safetensors.torch
 import torch
 
+from state.begun_image import BegunImage, ImagePiece, Tensors
 from state.checkpoint import Checkpoint
 from state.container import around, seal
 from state.coverage import check_coverage
@@ -26,8 +26,6 @@ from state.memory import SequenceMemory, StateMemory
 from state.pages import PagePool
 from state.session_manifest import as_tokens
 from state.session_record import SessionRecord
-
-Tensors = dict[str, torch.Tensor]
 
 MEDIA_KNOWN = 4096
 
@@ -68,16 +66,12 @@ class SessionParts:
     trailer: bytes
 
 
-@dataclass
-class _Begun:
-    """`hashed`: bytes of `data` that `digest` has taken in."""
+@dataclass(frozen=True)
+class SessionSlice:
+    """Some of a document's segments, or the next piece of one."""
 
-    kind: str
-    place: int
-    content: int | str
-    data: bytes
-    digest: Any
-    hashed: int = 0
+    segments: tuple[DetachedSegment, ...]
+    piece: ImagePiece | None
 
 
 class SegmentDigests:
@@ -87,7 +81,7 @@ class SegmentDigests:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int | str, dict[int, Segment]]] = {}
         self._media: dict[str, Segment] = {}
-        self._begun: _Begun | None = None
+        self._begun: BegunImage | None = None
 
     def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
@@ -105,20 +99,17 @@ class SegmentDigests:
         known = self._known.get((kind, place))
         return known[1].get(columns) if known is not None and known[0] == content else None
 
-    def begin(self, kind: str, place: int, content: int | str, read: Callable[[], bytes], most: int) -> bytes | None:
-        """Hashes at most `most` bytes more of what `read` gives, whose digest is known once its bytes are returned.
-        Only the one that was asked for last is begun."""
+    def next_piece(self, checkpoint: Checkpoint, tensors: Callable[[], Tensors], most: int) -> ImagePiece:
+        """Reads and hashes about `most` bytes more of an image, whose segment is known after its last piece. Only the
+        image that was asked for last is begun: any other starts anew."""
         begun = self._begun
-        if begun is None or (begun.kind, begun.place, begun.content) != (kind, place, content):
-            begun = self._begun = _Begun(kind, place, content, read(), hashlib.sha256())
-        end = min(begun.hashed + most, len(begun.data))
-        begun.digest.update(memoryview(begun.data)[begun.hashed : end])
-        begun.hashed = end
-        if end < len(begun.data):
-            return None
-        self._begun = None
-        self.of(kind, place, content, 0, lambda: Segment(end, begun.digest.digest()))
-        return begun.data
+        if begun is None or begun.id != checkpoint.id:
+            begun = self._begun = BegunImage(checkpoint.id, tensors())
+        piece = begun.next_piece(most)
+        if (digest := piece.sha256) is not None:
+            self._begun = None
+            self.of("image", checkpoint.slot, checkpoint.id, 0, lambda: Segment(begun.size, digest))
+        return piece
 
     def known_media(self, digest: str) -> Segment | None:
         return self._media.get(digest)
@@ -156,24 +147,24 @@ def encode_sliced(
     digests: SegmentDigests,
     without: Collection[bytes],
     most: int,
-) -> SessionParts | tuple[DetachedSegment, ...]:
+) -> SessionParts | SessionSlice:
     """The same document for whoever has its segments `without`: those are not read, and what `digests` knows is not
     hashed. Where about `most` bytes are too few for the others, the first of these, to be asked for again with them
-    among `without`; none where an image is not hashed to its end yet."""
+    among `without`; an image comes in pieces."""
     table = _Table(memory, digests, keep_bytes=True)
     bringing: list[DetachedSegment] = []
     listed, left = 0, most
     for checkpoint in checkpoints:
         memory.check_kept(checkpoint)
-        if not table.begin_image(checkpoint, left):
-            return tuple(bringing)
+        if (piece := table.next_piece(checkpoint, left)) is not None:
+            return SessionSlice(tuple(bringing), piece)
         for index in table.add(checkpoint):
             if index == listed and table.detached[index].sha256 not in without:
                 bringing.append(table.detached[index])
                 left -= table.detached[index].size
             listed = len(table.detached)
             if left <= 0:
-                return tuple(bringing)
+                return SessionSlice(tuple(bringing), None)
     return _parts(memory, checkpoints, record, fingerprint, table, key)
 
 
@@ -296,17 +287,11 @@ class _Table:
         numbers = range(len(checkpoint.pages))
         yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
 
-    def begin_image(self, checkpoint: Checkpoint, most: int) -> bool:
-        """Whether the digest of a checkpoint's image is known, of which at most `most` bytes more are hashed for it."""
-        place, content = checkpoint.slot, checkpoint.id
-        if self._digests.known("image", place, content, 0) is None:
-            read = partial(_serialized, partial(_image, self.memory, checkpoint))
-            data = self._digests.begin("image", place, content, read, most)
-            segment = self._digests.known("image", place, content, 0)
-            if data is None or segment is None:
-                return False
-            self.payload.setdefault(segment.sha256, data)
-        return True
+    def next_piece(self, checkpoint: Checkpoint, most: int) -> ImagePiece | None:
+        """Of a checkpoint's image; None where it is known."""
+        if self._digests.known("image", checkpoint.slot, checkpoint.id, 0) is not None:
+            return None
+        return self._digests.next_piece(checkpoint, partial(_image, self.memory, checkpoint), most)
 
     def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
         """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""

@@ -109,17 +109,6 @@ class StateMemory:
         self.images.clear(slot)
         return self._adopt_sequence(SequenceMemory(slot, pages, draft_pages))
 
-    def reserve(self, sequence: SequenceMemory, tokens: int) -> None:
-        """Grows a sequence so that positions [0, tokens) have pages in both pools. `CapacityError`."""
-        self._check_open(sequence)
-        wanted = pages_for(tokens)
-        target_more = max(0, wanted - len(sequence.pages))
-        draft_more = max(0, wanted - len(sequence.draft_pages)) if self.draft else 0
-        self._check_room(target_more, draft_more)
-        sequence.pages += self.target.allocate(target_more)
-        if self.draft:
-            sequence.draft_pages += self.draft.allocate(draft_more)
-
     def full_pages(self, sequence: SequenceMemory) -> int:
         """How many of a sequence's first pages are full in every pool, so that nobody writes to them again."""
         covered = min(sequence.frontier, sequence.target_kv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.demo_parity import acceptance, parting
-from deployment.engine.messages import TokenLogprob
+from deployment.engine.commands import TokenLogprob
 
 TOLD = [TokenLogprob(token, -0.1, ((token, -0.1), (9, -0.35))) for token in (5, 6, 7)]
 

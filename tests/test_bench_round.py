@@ -17,7 +17,7 @@ from bench import round as command
 from bench import round_checkpoint, round_models, round_parts, round_peer, round_prefill, round_ready, round_stalls
 from bench.proposal_models import DFLASH2_27B, DFLASH_35B
 from bench.round_models import Pair, RandomWeights
-from deployment.engine.messages import Failed
+from deployment.engine.events import Failed
 from model.config import MoeConfig, RotaryConfig, TargetConfig, load_draft_config, load_target_config
 from model.target import Target
 

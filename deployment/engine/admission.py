@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployment.engine import errors
+from deployment.engine.commands import Hit, Resumed, Submit
 from deployment.engine.errors import EngineError
+from deployment.engine.events import CheckpointKind
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
-from deployment.engine.messages import CheckpointKind, Hit, Resumed, Submit
 from deployment.engine.placing import spans_of
 from deployment.engine.publication import replay
 from deployment.engine.scheduler import LANES, Holding, Shortage

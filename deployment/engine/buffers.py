@@ -63,22 +63,19 @@ class Egress:
 class PageTables:
     """Page ids of every lane, `device` int64 [lanes + 1, most]; the last row is of padding, and reaches nothing.
 
-    A sequence's pages only grow, so that its row is written when it comes into the lane and when it has grown.
+    A sequence has all its pages from its beginning, so that its row is written when it comes into the lane.
     """
 
     def __init__(self, lanes: int, most: int, device: torch.device) -> None:
         self.device = torch.zeros(lanes + 1, most, dtype=torch.int64, device=device)
-        self._written: list[tuple[SequenceMemory | None, int]] = [(None, 0)] * lanes
+        self._written: list[SequenceMemory | None] = [None] * lanes
 
     def write(self, lane: int, memory: SequenceMemory, pages: Sequence[int]) -> None:
         """`pages`: those of `memory`, which are the lane's."""
-        known, count = self._written[lane]
-        if known is memory and count == len(pages):
+        if self._written[lane] is memory:
             return
-        first = count if known is memory else 0
-        values = on_device(torch.tensor(pages[first:], dtype=torch.int64), self.device.device)
-        self.device[lane, first : len(pages)] = values
-        self._written[lane] = memory, len(pages)
+        self.device[lane, : len(pages)] = on_device(torch.tensor(pages, dtype=torch.int64), self.device.device)
+        self._written[lane] = memory
 
 
 class Told:

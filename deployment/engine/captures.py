@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from deployment.engine.events import Captured, CheckpointKind
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Captured, CheckpointKind
 from deployment.engine.sessions import SessionTable, processed
 from state.checkpoint import Checkpoint
 from state.coverage import Form

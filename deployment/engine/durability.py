@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from deployment.durable_store import open_place
 from deployment.engine.durable_sessions import DurableSessions, Outcome
-from deployment.engine.messages import Event, Stored
+from deployment.engine.events import Event, Stored
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 from state.background import BackgroundWriter

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deployment.engine.captures import Captures
+from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
+from deployment.engine.events import Event, Failed, Finished, Suspended, Tokens
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Event, Failed, Finished, Submit, Suspended, Tokens
 from deployment.engine.publication import finished, tell
 from deployment.engine.scheduler import Scheduler
 from deployment.engine.sessions import SessionTable

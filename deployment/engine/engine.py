@@ -19,34 +19,18 @@ from functools import partial
 from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
+from deployment.engine.commands import Call, Cancel, Command, Inspect, Preempt, Submit, Suspend, TokenLogprob
 from deployment.engine.counts import Counts, Flow
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
 from deployment.engine.endings import Endings
 from deployment.engine.errors import EngineError
+from deployment.engine.events import Event, Evicted, Facts, Failed, Finished, PromptLogprobs, Started, Suspended
 from deployment.engine.exchange import StateExchange
 from deployment.engine.known_media import KnownMedia
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.media_checks import check_media
-from deployment.engine.messages import (
-    Call,
-    Cancel,
-    Command,
-    Event,
-    Evicted,
-    Facts,
-    Failed,
-    Finished,
-    Inspect,
-    Preempt,
-    PromptLogprobs,
-    Started,
-    Submit,
-    Suspend,
-    Suspended,
-    TokenLogprob,
-)
 from deployment.engine.options import EngineOptions
 from deployment.engine.outbox import Outbox
 from deployment.engine.pacing import PrefillPacer

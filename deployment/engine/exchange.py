@@ -8,29 +8,24 @@ from functools import partial
 from typing import get_args
 
 from deployment.engine import errors
-from deployment.engine.durable_sessions import DurableSessions
-from deployment.engine.errors import EngineError
-from deployment.engine.lane import Lane
-from deployment.engine.loading import Models
-from deployment.engine.media_checks import misplaced
-from deployment.engine.messages import (
-    CheckpointKind,
+from deployment.engine.commands import (
     DropStaged,
     Export,
-    Exported,
     ExportPages,
     Foreign,
     Fork,
     Import,
-    Imported,
-    Pages,
     Publish,
-    Publishing,
     SegmentBytes,
-    Staged,
     StageSegments,
     VerifyStaged,
 )
+from deployment.engine.durable_sessions import DurableSessions
+from deployment.engine.errors import EngineError
+from deployment.engine.events import CheckpointKind, Exported, Imported, Pages, Publishing, Staged
+from deployment.engine.lane import Lane
+from deployment.engine.loading import Models
+from deployment.engine.media_checks import misplaced
 from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from deployment.engine.staging import StagedSegments
@@ -102,7 +97,8 @@ class StateExchange:
                 self._memory, chosen, record, made_by, key, self._digests, without, command.slice_bytes
             )
             if not isinstance(parts, SessionParts):
-                return Exported(command.call, command.session, b"", (), (), _read(parts), whole=False)
+                segments, piece = _read(parts.segments), parts.piece
+                return Exported(command.call, command.session, b"", (), (), segments, piece=piece, whole=False)
             document, trailer = parts.head, parts.trailer
             payload = tuple(segment.sha256 for segment in parts.segments)
             segments = _read(segment for segment in parts.segments if segment.sha256 not in without)

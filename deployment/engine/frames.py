@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from deployment.engine import errors
+from deployment.engine.events import Failed, Suspended
 from deployment.engine.message_codec import decode, encode
-from deployment.engine.messages import Failed, Suspended
 
 _LENGTH = struct.Struct("<Q")
 _ARRAY_32 = struct.Struct(">BI")

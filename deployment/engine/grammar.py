@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployment.engine import errors
+from deployment.engine.commands import Grammar
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar_compiler import GrammarCompiler
-from deployment.engine.messages import Grammar
 from model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deployment.engine import errors
+from deployment.engine.commands import Grammar
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Grammar
 from deployment.engine.tool_grammar import CLOSE, OPEN, ToolGrammar, ToolRefused, tool_grammar
 from model.tokenizer import Tokenizer
 

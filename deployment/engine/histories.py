@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from deployment.engine.commands import Sampling
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Sampling
 from deployment.engine.transfer import on_device
 
 _PLANES = {"bias": torch.float32, "in_prompt": torch.bool, "counts": torch.float32}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployment.engine.commands import Hit, Submit, TokenLogprob
+from deployment.engine.events import FinishReason
 from deployment.engine.grammar import TurnMatcher
-from deployment.engine.messages import FinishReason, Hit, Submit, TokenLogprob
 from deployment.engine.stop_strings import StopMatch, StopStrings
 from deployment.engine.thinking import ThinkingLimit
 from model.placeholders import MediaSpan

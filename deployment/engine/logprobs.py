@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from deployment.engine.commands import TokenLogprob
 from deployment.engine.lane import Lane
-from deployment.engine.messages import TokenLogprob
 from kernels.logprobs import token_logprobs
 
 MAX_LOGPROBS = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 
+from deployment.engine.commands import Command
 from deployment.engine.engine import Engine
-from deployment.engine.messages import Command
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from math import prod
 from typing import get_args
 
 from deployment.engine import errors
+from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
 from deployment.engine.loading import Vision
-from deployment.engine.messages import Submit
 from state.media import Media, MediaKind, Placed, frames
 
 

@@ -1,7 +1,7 @@
 """Commands and events as bytes, for a pipe between two processes of one version of this program.
 
 msgpack; a dataclass is its class name and its fields in order, and tuples and sets stay what they are. Only the classes
-of `deployment.engine.messages`, and what these hold, have names here: nothing else can come out of the bytes. What
+of `commands.py` and `events.py`, and what these hold, have names here: nothing else can come out of the bytes. What
 every round brings has no lists: its arrays are tuples, so that ids need no code of ours. This is no stored format:
 state that outlives a process is `state/FORMAT.md`.
 """
@@ -14,21 +14,20 @@ from typing import Any, get_args
 
 import msgpack
 
-from deployment.engine.counts import Counts, Distribution, Flow
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Command,
-    Event,
     Foreign,
     Grammar,
     Resumed,
-    Round,
     Sampling,
     SegmentBytes,
     ThinkingBudget,
     TokenLogprob,
-    Tokens,
 )
+from deployment.engine.counts import Counts, Distribution, Flow
+from deployment.engine.events import Event, Round, Tokens
 from deployment.engine.options import EngineOptions
+from state.begun_image import ImagePiece
 from state.fingerprint import Mismatch
 from state.media import Media, PlacedMedia
 from state.names import Epoch, Order, SessionKey
@@ -36,8 +35,8 @@ from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH, _SET, _LISTLESS = 1, 2, 3, 4, 5
 _HELD = (
-    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, Media, Mismatch, Order, PlacedMedia,
-    Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, ImagePiece, Media, Mismatch, Order,
+    PlacedMedia, Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _WITHOUT_LISTS = (Round, Tokens)

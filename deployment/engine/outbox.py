@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 
-from deployment.engine.messages import Event
+from deployment.engine.events import Event
 
 
 class Outbox:

@@ -107,8 +107,8 @@ def _read(connection: socket.socket, commands: queue.SimpleQueue[Any]) -> None:
 
 def _write(connection: socket.socket, events: queue.SimpleQueue[Any], commands: queue.SimpleQueue[Any]) -> None:
     """Ends with its goodbye, or the process does."""
+    from deployment.engine.commands import Cancel
     from deployment.engine.frames import send_queued, unsent
-    from deployment.engine.messages import Cancel
 
     def unsendable(event: Any, error: Exception) -> None:
         logger.error("a %s was not sent", type(event).__name__, exc_info=error)

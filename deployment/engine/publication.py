@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployment.engine import errors
+from deployment.engine.commands import Resumed, TokenLogprob
 from deployment.engine.errors import EngineError
+from deployment.engine.events import Finished, FinishReason, Round, Tokens
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Finished, FinishReason, Resumed, Round, TokenLogprob, Tokens
 from deployment.engine.stop_strings import StopMatch
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from deployment.engine.buffers import BufferSizes, RoundBuffers
+from deployment.engine.commands import TokenLogprob
 from deployment.engine.controls import masked_rows, traits_of, write_masks
 from deployment.engine.errors import EngineError
 from deployment.engine.grammar import Grammars, Masks
@@ -30,7 +31,6 @@ from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
 from deployment.engine.logprobs import prompt_logprobs, scored
 from deployment.engine.media_cache import MediaCache
-from deployment.engine.messages import TokenLogprob
 from deployment.engine.placing import item_of
 from deployment.engine.round_rows import RowMaker
 from deployment.engine.round_shape import GREEDY, SAMPLED, SLICES, RoundShape, Shapes, Traits

@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from deployment.engine.commands import Command
 from deployment.engine.durability import CLOSE_SECONDS as WRITING_SECONDS
 from deployment.engine.durability import Durability
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Failed
 from deployment.engine.frames import receive_messages, send_messages, send_queued, unsent
 from deployment.engine.loading import Models
 from deployment.engine.loop import run_engine
-from deployment.engine.messages import Command, Event, Failed
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 

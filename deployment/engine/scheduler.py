@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deployment.engine import errors
+from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Submit
 from deployment.engine.options import EngineOptions
 
 LANES = "lanes"

@@ -14,23 +14,10 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 from deployment.engine import errors
+from deployment.engine.commands import Call, Cancel, Preempt, Submit
 from deployment.engine.errors import EngineError
+from deployment.engine.events import Captured, Dropped, Event, Evicted, Failed, Finished, Imported, Stored, Suspended
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import (
-    Call,
-    Cancel,
-    Captured,
-    Dropped,
-    Event,
-    Evicted,
-    Failed,
-    Finished,
-    Imported,
-    Preempt,
-    Stored,
-    Submit,
-    Suspended,
-)
 from deployment.engine.options import EngineOptions
 from deployment.engine.runners import Deliver, Ended, ProcessRunner, Runner, ThreadRunner
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from deployment.engine.messages import Hit
+from deployment.engine.commands import Hit
 from deployment.engine.tenant_use import TenantUse
 from state.checkpoint import Checkpoint
 from state.errors import CapacityError, StateError

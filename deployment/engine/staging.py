@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployment.engine import errors
+from deployment.engine.commands import SegmentBytes
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import SegmentBytes
 
 
 @dataclass

@@ -6,28 +6,24 @@ from collections.abc import Mapping, Sequence
 
 from deployment.engine import errors
 from deployment.engine.captures import Captures
-from deployment.engine.errors import EngineError
-from deployment.engine.exchange import StateExchange
-from deployment.engine.lane import Lane
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Checkpoint,
-    Checkpointed,
     Drop,
-    Dropped,
     DropStaged,
-    Event,
     Export,
     ExportPages,
     Fork,
     Import,
     Publish,
-    Staged,
     StageSegments,
     StateCall,
     Unpin,
-    Unpinned,
     VerifyStaged,
 )
+from deployment.engine.errors import EngineError
+from deployment.engine.events import Checkpointed, Dropped, Event, Staged, Unpinned
+from deployment.engine.exchange import StateExchange
+from deployment.engine.lane import Lane
 from deployment.engine.sessions import SessionTable
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from deployment.engine.counts import Counts, Distribution, Flow
-from deployment.engine.messages import Captured, Event, Evicted, Failed, Finished, Round, Started, Suspended
+from deployment.engine.events import Captured, Event, Evicted, Failed, Finished, Round, Started, Suspended
 
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of how long turns wait for a lane."""

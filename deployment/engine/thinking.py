@@ -7,7 +7,7 @@ follows is what would follow if the model had closed the block itself.
 
 from __future__ import annotations
 
-from deployment.engine.messages import ThinkingBudget
+from deployment.engine.commands import ThinkingBudget
 
 
 class ThinkingLimit:

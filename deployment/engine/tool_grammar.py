@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployment.engine.messages import Grammar
+from deployment.engine.commands import Grammar
 from deployment.engine.tool_values import ANY, SchemaRefused, Values, lark_string, values_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import get_args
 
 from deployment.engine import errors
+from deployment.engine.commands import Priority, Resumed, Sampling, Submit, ThinkingBudget
 from deployment.engine.errors import EngineError
 from deployment.engine.logprobs import MAX_LOGPROBS
-from deployment.engine.messages import Priority, Resumed, Sampling, Submit, ThinkingBudget
 
 MAX_STOP_CHARACTERS = 1024
 """Of a stop string: the text of that many characters may have to be held back, and is searched at each token."""

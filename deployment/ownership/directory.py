@@ -51,6 +51,7 @@ class Directory:
     def __init__(self, registry: Registry, unix: float, now: float) -> None:
         self._registry = registry
         self.incarnation = registry.next_incarnation(unix)
+        self._may_begin = (self.incarnation, registry.incarnation_before(self.incarnation))
         self.is_first = self.incarnation == registry.first_incarnation()
         self._stores = KnownStores(registry, now)
         self._counter = 0
@@ -102,6 +103,9 @@ class Directory:
 
     def _act_upon(self, grant: Grant, now: float) -> None:
         """A replica acts upon a grant, and has not come to an end with it."""
+        if grant.named is None and grant.epoch.incarnation not in self._may_begin:
+            self._superseded.append((grant.replica, self._too_old(grant.key)))
+            return
         session = self._sessions.learn(grant.key)
         unheard = session.barren and session.granted.get(grant.tenure, NEVER) >= grant.epoch
         if session.pending == grant or unheard:
@@ -214,9 +218,13 @@ class Directory:
         return None
 
     def hold(self, held: Held) -> Known | Moved:
+        if held.begins and held.epoch.incarnation not in self._may_begin:
+            return self._too_old(held.key)
         session = self._sessions.learn(held.key)
-        if held.epoch < session.fence:
-            return Moved(held.key, session.fence)
+        others = session.pending is not None and session.pending.tenure != held.tenure
+        fence = session.epoch if held.begins and others else session.fence
+        if held.epoch < fence:
+            return Moved(held.key, fence)
         session.named_is(Named(held.epoch, held.members, held.replica, held.alone), held.tenure)
         session.granted = {tenure: epoch for tenure, epoch in session.granted.items() if epoch > held.epoch}
         session.ends_at(held.end, held.deleted)
@@ -224,6 +232,11 @@ class Directory:
         if session.pending is not None and session.pending.epoch <= held.epoch:
             session.pending, session.given = None, False
         return Known(held.key, held.epoch)
+
+    def _too_old(self, key: SessionKey) -> Moved:
+        """To who would begin a session under a grant of an earlier directory than the last one, which may have granted
+        it to somebody else without knowing of that: neither need seal a store that the other one writes to."""
+        return Moved(key, Epoch(self.incarnation, 0))
 
     def silence(self, silent: Silent, now: float) -> None:
         """An owner hears nothing of a store: it is given up, and others are granted."""
@@ -334,6 +347,8 @@ class Directory:
 
     def _grant_again(self, key: SessionKey, session: KnownSession, now: float) -> None:
         """A new epoch for whoever acts for the session, if anybody does, over what still counts."""
+        if session.named is None and self._stores.unheard:
+            return  # one that has not answered may know a set
         if session.pending is not None and self._live.may_act(session.pending.replica, now):
             replica, tenure = session.pending.replica, session.pending.tenure
         elif session.named is not None and self._live.may_act(session.named.owner, now) and session.tenure is not None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from deployment.engine.messages import FinishReason, TokenLogprob
+from deployment.engine.commands import TokenLogprob
+from deployment.engine.events import FinishReason
 from deployment.ownership.words import NOTHING, Member
 from state.media import Placed
 from state.names import Order

@@ -17,7 +17,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from deployment.engine.messages import FinishReason, TokenLogprob
+from deployment.engine.commands import TokenLogprob
+from deployment.engine.events import FinishReason
 from deployment.ownership.log import (
     Deleted,
     HeadMoved,

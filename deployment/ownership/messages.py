@@ -276,7 +276,8 @@ class CopiesLost:
 @dataclass(frozen=True)
 class Held:
     """`replica` has named `members` and writes under `epoch`. All of them hold the log up to `end`. `deleted`: it
-    is a tombstone, of that epoch. `alone`: see `Named`."""
+    is a tombstone, of that epoch. `alone`: see `Named`. `begins`: its grant knew of no set before, and it waits for
+    `Known`."""
 
     key: SessionKey
     epoch: Epoch
@@ -286,6 +287,7 @@ class Held:
     end: Order
     deleted: Epoch | None = None
     alone: bool = False
+    begins: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ class Registry:
         """That of the cluster's first directory: every epoch below it is of an older cluster. 0 if there was none."""
         return min(self._numbers("incarnation"), default=0)
 
+    def incarnation_before(self, incarnation: int) -> int:
+        """That of the directory before; 0 if there was none."""
+        return max((number for number in self._numbers("incarnation") if number < incarnation), default=0)
+
     def note_restored(self, session: str) -> None:
         """A session (its key's digest) was brought back from the durable tier. Before its next turn."""
         self._values.add(f"{self._prefix}restored/{session}", b"")

@@ -204,4 +204,5 @@ class Takeover:
     def _held(self) -> Held:
         grant, end = self.grant, self.source.history.end
         deleted = end.epoch if self.source.deleted else None
-        return Held(grant.key, grant.epoch, self._replica, grant.tenure, grant.members, end, deleted, grant.alone)
+        held = Held(grant.key, grant.epoch, self._replica, grant.tenure, grant.members, end, deleted, grant.alone)
+        return replace(held, begins=grant.named is None)

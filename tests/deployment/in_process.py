@@ -15,21 +15,9 @@ from deployment.arrivals import Arrivals
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.creating import Creating
 from deployment.durable_copies import DurableCopies
+from deployment.engine.commands import Command, Drop, DropStaged, Export, ExportPages, Foreign, Import
 from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
-from deployment.engine.messages import (
-    Command,
-    Drop,
-    Dropped,
-    DropStaged,
-    Event,
-    Export,
-    Exported,
-    ExportPages,
-    Foreign,
-    Import,
-    Imported,
-    Staged,
-)
+from deployment.engine.events import Dropped, Event, Exported, Imported, Staged
 from deployment.errors import Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.moving import ToDestination, Welcome

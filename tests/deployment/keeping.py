@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.messages import Finished, Round
+from deployment.engine.events import Finished, Round
 from deployment.errors import RequestError
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deployment.engine.messages import Sampling
+from deployment.engine.commands import Sampling
 from deployment.engine.service import EngineService
 from deployment.held_turn import HeldTurn, call_later
 from deployment.ownership.words import Order, SessionKey

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from deployment.batch import Line, Records, read_lines
 from deployment.cli import app
-from deployment.engine.messages import Grammar, Sampling, Submit
+from deployment.engine.commands import Grammar, Sampling, Submit
 from deployment.engine.round import Executor
 from deployment.generate import generate
 from deployment.offline import Asked, Source

@@ -11,7 +11,8 @@ import pytest
 
 from deployment.checkpoint_places import placed
 from deployment.durable_copies import DurableCopies
-from deployment.engine.messages import Publish, Publishing, Stored
+from deployment.engine.commands import Publish
+from deployment.engine.events import Publishing, Stored
 from deployment.ownership.words import Epoch, Member, SessionKey
 from deployment.server_objects import checkpoints_object
 from deployment.session import Session

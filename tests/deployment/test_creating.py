@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
+from deployment.engine.commands import Command, Export, Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
-from deployment.engine.messages import Command, Export, Import
 from deployment.errors import RequestError
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.words import NOTHING, SessionKey

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from deployment import engine_health
+from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Finished, Submit
+from deployment.engine.events import Finished
 from deployment.engine.service import EngineService
 from deployment.engine_health import EngineHealth, EngineStuck
 from tests.engine.driving import models, options, prompt

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deployment.engine.messages import Command, Export, Foreign
+from deployment.engine.commands import Command, Export, Foreign
 from deployment.keyed_turns import KEYED
 from deployment.ownership.log import HeadMoved
 from deployment.ownership.words import NOTHING, SessionKey

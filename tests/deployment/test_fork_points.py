@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import Finished
+from deployment.engine.events import Finished
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt, found, of_turn, past_of
 from deployment.ownership.words import Epoch, SessionKey

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.commands import Drop, Fork
 from deployment.engine.errors import OVERLOADED, EngineError
-from deployment.engine.messages import Drop, Fork
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import MOST_CHECKPOINTS, Forking
@@ -216,7 +216,8 @@ CHILD = SessionKey(KEY.tenant, "child")
 
 def desk(place: Place) -> SessionDesk:
     limit = StateLimit(None, _nothing, place.keeper.copies.make_room_of)
-    return SessionDesk(place.replica.name, place.keeper, Forking(place.service, place.keeper), limit, TurnTable())
+    forking = Forking(place.service, place.keeper)
+    return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit, TurnTable())
 
 
 async def _nothing(tenant: str) -> None:

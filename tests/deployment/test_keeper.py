@@ -11,8 +11,8 @@ import pytest
 
 from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
 from deployment.durable_copies import _State
+from deployment.engine.commands import Command, Export
 from deployment.engine.errors import BAD_STATE, EngineError
-from deployment.engine.messages import Command, Export
 from deployment.ownership import known_stores
 from deployment.session_log import began_record, round_record
 from deployment.wire import Moved, TurnRequest

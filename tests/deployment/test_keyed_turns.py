@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from deployment.engine.messages import Submit
+from deployment.engine.commands import Submit
 from deployment.held_turn import HeldTurn
 from deployment.keyed_expiry import KeyedExpiry
 from deployment.keyed_turns import KEYED, is_keyed, with_session

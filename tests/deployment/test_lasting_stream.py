@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from deployment.engine.messages import Round
+from deployment.engine.events import Round
 from deployment.errors import Refused
 from deployment.event_ids import EventId, digest_of
 from deployment.keyed_turns import is_keyed

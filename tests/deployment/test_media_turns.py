@@ -17,7 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from deployment.engine.messages import Finished, Submit
+from deployment.engine.commands import Submit
+from deployment.engine.events import Finished
 from deployment.engine.options import EngineOptions
 from deployment.engine.service import EngineService
 from deployment.media_intake import MediaIntake

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployment.engine.messages import Inspect
+from deployment.engine.commands import Inspect
 from deployment.errors import RequestError
 from deployment.moving import Coming, Document, NotComing, Sent, ToDestination
 from deployment.ownership.words import Epoch, Order

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployment.engine.messages import SegmentBytes
+from deployment.engine.commands import SegmentBytes
 from deployment.parcels import Assembly, Parcel, Piece, parcels
 from state.errors import StateError
 

@@ -252,7 +252,6 @@ def http_request(body: bytes, tenant: str) -> Request:
 MAKING: dict[str, Callable[[SessionApi, str], Awaitable[Any]]] = {
     "create_session": lambda api, tenant: api.create(http_request(b'{"id": "one"}', tenant)),
     "import_session": lambda api, tenant: api.import_(http_request(b"document", tenant), "one"),
-    "fork": lambda api, tenant: api.fork(http_request(b"", tenant), "parent"),
 }
 
 
@@ -270,23 +269,21 @@ def test_what_a_replica_that_is_cut_off_was_to_make_is_made_by_another_or_found_
     frontier = (0 if method == "create_session" else 7) + (found == "another's")
 
     async def make(route: Route, key: SessionKey, *more: Any) -> Any:
-        made = more[0] if method == "fork" else key
-        asked.append((route.replica, made))
+        asked.append((route.replica, key))
         if len(asked) == 1:
             await asyncio.sleep(1e9)
-        return Adopted("b", Epoch(1, 1), "none", 0) if found == "nothing" else session_exists(made.session).refused
+        return Adopted("b", Epoch(1, 1), "none", 0) if found == "nothing" else session_exists(key.session).refused
 
     async def adopt(route: Route, key: SessionKey) -> Any:
         assert key == asked[0][1], "what was made once is what is told of"
         return Adopted("b", Epoch(1, 2), "none", frontier)
 
-    async def locate(key: SessionKey) -> Placed | None:
-        return Placed(key, Epoch(1, 1), "a", ()) if key.session == "parent" else None
-
     async def staying(beside: str) -> tuple[str, ...]:
         return ("b",) if asked else ("a",)
 
-    cluster: Any = SimpleNamespace(locate=locate, staying=staying, is_lost=lambda replica: told(replica == "a")())
+    cluster: Any = SimpleNamespace(
+        locate=lambda key: told(None)(), staying=staying, is_lost=lambda replica: told(replica == "a")()
+    )
     engine: Any = SimpleNamespace(adopt=SimpleNamespace(remote=adopt), **{method: SimpleNamespace(remote=make)})
     api = SessionApi(Replicas(engine, cluster), cluster, 1 << 20)
 
@@ -294,7 +291,7 @@ def test_what_a_replica_that_is_cut_off_was_to_make_is_made_by_another_or_found_
         async with asyncio.timeout(5):
             return await MAKING[method](api, tenant)
 
-    if found == "another's" and method != "fork":
+    if found == "another's":
         with pytest.raises(RequestError) as caught:
             asyncio.run(scenario())
         assert caught.value.refused.status == 409

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from deployment.engine.messages import Round
+from deployment.cluster.not_owned import OwnedElsewhere
+from deployment.engine.events import Round
 from deployment.event_ids import digest_of
 from deployment.lasting_stream import LastingStream
 from deployment.replica_watch import ReplicaWatch
@@ -20,6 +21,7 @@ from deployment.wire import Closed, Route, TurnAnswer, TurnEvent, TurnRequest
 from state.names import SessionKey
 from tests.deployment.places import KEY as SESSION
 from tests.deployment.places import Place, asked, ids_of, opened, places, run, undisturbed
+from tests.deployment.places import told as told_of
 from tests.deployment.test_turn_desk import KEY, PROMPT, Desk, Keeper
 
 
@@ -100,5 +102,26 @@ def test_a_retry_that_reads_a_running_turn_reads_on_where_that_moves(how: dict[s
                     assert await a.move(b)
             assert opened(events).turn == first.id and isinstance(events[-1], Closed)
             assert ids_of(events) == undisturbed(asked(100))
+
+    run(steps)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_first_turn_that_two_replicas_are_asked_for_since_nobody_told_that_it_began_is_one_turn(lost: bool):
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            begun = await a.begin(asked(24))
+            if lost:
+                await told_of(begun, tokens=5)
+                a.die()
+                again = await b.begin(asked(24))
+            else:
+                with pytest.raises(OwnedElsewhere) as caught:
+                    await b.begin(asked(24))
+                assert caught.value.owner == a.replica.name
+                again = await a.begin(asked(24))
+                assert again is begun
+            assert again.id == begun.id and ids_of(await told_of(again)) == undisturbed(asked(24))
+            assert [record.id for record in (b if lost else a).session.turns] == [begun.id], "nothing began anew"
 
     run(steps)

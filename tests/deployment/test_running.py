@@ -11,7 +11,8 @@ import pytest
 from deployment.answer import Choices
 from deployment.body_reading import parse
 from deployment.chat_format import ChatFormat
-from deployment.engine.messages import Event, Sampling, Started, Submit
+from deployment.engine.commands import Sampling, Submit
+from deployment.engine.events import Event, Started
 from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.errors import Refused, RequestError

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from deployment import replica, session_api
-from deployment.engine.messages import Call, Event, Inspect
+from deployment.engine.commands import Call, Inspect
+from deployment.engine.events import Event
 from deployment.engine.service import EngineService
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, Member, SessionKey

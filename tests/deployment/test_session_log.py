@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.engine.messages import Finished, Grammar, Round, TokenLogprob
+from deployment.engine.commands import Grammar, TokenLogprob
+from deployment.engine.events import Finished, Round
 from deployment.ownership.log import Deleted, HeadMoved
 from deployment.ownership.log_format import decode, encode
 from deployment.ownership.words import NOTHING, SessionKey

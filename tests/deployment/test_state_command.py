@@ -16,7 +16,7 @@ import safetensors.torch
 from typer.testing import CliRunner, Result
 
 from deployment.cli import app
-from deployment.engine.messages import Export
+from deployment.engine.commands import Export
 from model import DEMO
 from state.codec import encode_session
 from tests.engine.driving import Driver, prompt

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from deployment.engine.messages import Cancel, Command, Drop, Dropped, Event, Finished, Started, Submit, Tokens
+from deployment.engine.commands import Cancel, Command, Drop, Submit
+from deployment.engine.events import Dropped, Event, Finished, Started, Tokens
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError
 from deployment.held_turn import HeldTurn

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.messages import Finished, Grammar, Started
+from deployment.engine.commands import Grammar
+from deployment.engine.events import Finished, Started
 from deployment.ownership import SessionKey
 from deployment.ownership.words import Epoch
 from deployment.session import Session

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import Grammar, Sampling, Submit
+from deployment.engine.commands import Grammar, Sampling, Submit
 from deployment.parsing.turn_text import Said, TurnText, think_is_open
 from deployment.turns import after_thinking, append, choices, full_history, thinking_budget
 from model import DEMO

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from deployment.engine.messages import Event, Finished, Round, Sampling, Submit, Tokens
+from deployment.engine.commands import Sampling, Submit
+from deployment.engine.events import Event, Finished, Round, Tokens
 from deployment.engine.runners import Deliver, Ended, Runner, ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.keeper import SessionKeeper

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from deployment.engine.messages import Foreign
+from deployment.engine.commands import Foreign
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError
 from deployment.ownership.words import Epoch

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployment.durable_copies import DurableCopies
-from deployment.engine.messages import Call, Event, Exported, Finished, Submit
+from deployment.engine.commands import Call, Submit
+from deployment.engine.events import Event, Exported, Finished
 from deployment.engine.service import EngineService
 from deployment.metrics.transfers import Transfers
 from deployment.ownership.words import Epoch, Order, SessionKey
@@ -31,7 +32,8 @@ class Engine:
     async def call(self, command: Call) -> Event:
         answer = await self.service.call(command)
         assert isinstance(answer, Exported)
-        self.brought.append(sum(len(segment.data) for segment in answer.segments))
+        piece = answer.piece.data if answer.piece is not None else b""
+        self.brought.append(sum(len(segment.data) for segment in answer.segments) + len(piece))
         return answer
 
 

@@ -8,20 +8,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from deployment.engine.commands import Command, Sampling, Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Captured, Event, Evicted, Failed, Finished, Started, Tokens
 from deployment.engine.loading import Models, load_models
-from deployment.engine.messages import (
-    Captured,
-    Command,
-    Event,
-    Evicted,
-    Failed,
-    Finished,
-    Sampling,
-    Started,
-    Submit,
-    Tokens,
-)
 from deployment.engine.options import EngineOptions
 from model import DEMO
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Submit
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event
 from deployment.engine.lane import Lane
-from deployment.engine.messages import Event, Submit
 from deployment.engine.options import EngineOptions
 from state.geometry import PAGE_TOKENS, StateGeometry
 from state.memory import UNSETTLED, StateMemory

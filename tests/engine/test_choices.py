@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deployment.engine import errors
-from deployment.engine.messages import Cancel, Preempt, Submit
+from deployment.engine.commands import Cancel, Preempt, Submit
 from deployment.turns import choices
 from tests.engine import driving
 from tests.engine.driving import Driver, prompt, seeded

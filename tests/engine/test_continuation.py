@@ -11,7 +11,8 @@ import functools
 
 import pytest
 
-from deployment.engine.messages import Export, Exported, Failed, Fork, Import, Imported, Sampling
+from deployment.engine.commands import Export, Fork, Import, Sampling
+from deployment.engine.events import Exported, Failed, Imported
 from state.session_record import SessionRecord
 from tests.engine.driving import Driver, golden, models, prompt, seeded
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from deployment.engine import errors
-from deployment.engine.messages import Sampling, TokenLogprob, Tokens
+from deployment.engine.commands import Sampling, TokenLogprob
+from deployment.engine.events import Tokens
 from tests.engine.driving import Driver, models, prompt, seeded
 
 CONTROLS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deployment.engine.messages import Export, Import, Imported, Sampling
+from deployment.engine.commands import Export, Import, Sampling
+from deployment.engine.events import Imported
 from tests.engine.driving import Driver, golden, prompt, seeded
 from tests.engine.test_golden import CONFIGURATIONS, compared_rounds, compared_tokens
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from deployment.engine.commands import Sampling
 from deployment.engine.drafting import DraftTokens, read_steps
 from deployment.engine.loading import load_models
-from deployment.engine.messages import Sampling
 from deployment.settings import AppArgs
 from model.errors import ModelError
 from tests.engine.driving import Driver, options, prompt, seeded

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.commands import Drop, Export, Import, Publish
 from deployment.engine.durable_sessions import DurableSessions
-from deployment.engine.messages import Drop, Export, Failed, Import, Imported, Publish, Publishing
+from deployment.engine.events import Failed, Imported, Publishing
 from state.background import BackgroundWriter
 from state.document import open_document
 from state.durable import DurableTier, Published

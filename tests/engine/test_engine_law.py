@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from deployment.engine import segments
+from deployment.engine.commands import Sampling, Submit
 from deployment.engine.engine import Engine
-from deployment.engine.messages import Event, Finished, Sampling, Submit
+from deployment.engine.events import Event, Finished
 from deployment.engine.options import Backend
 from kernels.acceptance import Proposal, RowSampling, Verdict, accept, choose
 from model.target import Columns, TargetState

@@ -8,21 +8,10 @@ from typing import Any
 
 import pytest
 
+from deployment.engine.commands import Drop, Export, Foreign, Fork, Import, Sampling, Submit
 from deployment.engine.engine import Engine
-from deployment.engine.messages import (
-    Drop,
-    Evicted,
-    Export,
-    Exported,
-    Failed,
-    Foreign,
-    Fork,
-    Import,
-    Imported,
-    Sampling,
-    Submit,
-)
-from deployment.whole_documents import NOTHING, put_together
+from deployment.engine.events import Evicted, Exported, Failed, Imported
+from deployment.whole_documents import NOTHING, Slices
 from state.document import open_document
 from state.errors import MissingSegment
 from state.fingerprint import Matter
@@ -183,25 +172,40 @@ def test_a_turns_end_brings_what_the_turn_added_and_no_slice_more_than_it_may() 
         driver.run(prompt, session="s", max_tokens=40, ignore_eos=True)
         ledger = driver.engine._sessions.checkpoints("s")[-1].ledger
         prompt = (*ledger, *[number] * 40)
-        record, fresh = SessionRecord("s", ledger, frontier=len(ledger) - 1), dict[bytes, bytes]()
-        asked = 0
+        record, slices = SessionRecord("s", ledger, frontier=len(ledger) - 1), Slices(before)
+        pieces = 0
         while True:
-            known = frozenset(before.places).union(fresh)
+            known = slices.known
             part = exported(driver, record, without=known, slice_bytes=slice_bytes)
-            sizes = {segment.sha256: len(segment.data) for segment in part.segments}
-            assert not known & set(sizes) and sum([*sizes.values()][:-1]) < slice_bytes
-            fresh |= {segment.sha256: segment.data for segment in part.segments}
-            asked += 1
+            sizes = [len(segment.data) for segment in part.segments]
+            assert not known & {segment.sha256 for segment in part.segments} and sum(sizes[:-1]) < slice_bytes
+            slices.take(part)
+            if part.piece is not None:
+                pieces += 1
+                assert sum(sizes) + len(part.piece.data) <= slice_bytes
             if part.whole:
                 break
-        assert asked > len(fresh), "an image has more bytes than a slice"
         already = set(before.places)
-        before = put_together(before, fresh, part)
+        before = slices.put_together(part)
         whole = exported(driver, record)
-        assert before.document.tobytes() == whole.document, "it is the document that goes out at once"
+        assert pieces > 1 and before.document.tobytes() == whole.document, "it is the document that goes out at once"
         assert (part.kinds, part.frontiers) == (whole.kinds, whole.frontiers)
         full_pages = len(ledger) // PAGE_TOKENS
-        assert len(already & set(before.places)) >= full_pages - 1 and set(fresh) == set(before.places) - already
+        assert len(already & set(before.places)) >= full_pages - 1 and slices.known == set(before.places) | already
+
+
+def test_an_image_whose_pieces_another_ones_came_between_begins_anew() -> None:
+    driver, documents = TinyDriver("dflash2", images=8, pages=24), dict[str, bytes]()
+    for name in ("s", "other"):
+        driver.run((*OUTSIDE, len(name)), session=name, max_tokens=4, ignore_eos=True)
+    slices = {name: Slices(NOTHING) for name in ("s", "other")}
+    for name in ("s", "s", "other", "other", "s", *["s"] * 400, *["other"] * 400):
+        if name not in documents:
+            part = driver.call(Export("e", name, without=slices[name].known, slice_bytes=1000))
+            slices[name].take(part)
+            if part.whole:
+                documents[name] = slices[name].put_together(part).document.tobytes()
+    assert documents == {name: driver.call(Export("e", name)).document for name in ("s", "other")}
 
 
 def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:

@@ -9,23 +9,9 @@ import pytest
 import torch
 
 from deployment.engine import errors
+from deployment.engine.commands import Cancel, Drop, Export, Fork, Import, Inspect, Submit
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import (
-    Cancel,
-    Drop,
-    Evicted,
-    Export,
-    Exported,
-    Facts,
-    Failed,
-    Finished,
-    Fork,
-    Import,
-    Imported,
-    Inspect,
-    Submit,
-    Tokens,
-)
+from deployment.engine.events import Evicted, Exported, Facts, Failed, Finished, Imported, Tokens
 from deployment.engine.service import EngineService
 from state.errors import CoverageError
 from state.session_record import SessionRecord

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from deployment.engine import errors
-from deployment.engine.messages import Drop, Event, Failed, Finished, Fork, Imported, Sampling, Submit
+from deployment.engine.commands import Drop, Fork, Sampling, Submit
+from deployment.engine.events import Event, Failed, Finished, Imported
 from tests.engine.hashing import VOCABULARY, Clock, hash_engine, undisturbed
 
 CONTEXT = 512

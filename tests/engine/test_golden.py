@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.engine.messages import Finished
+from deployment.engine.events import Finished
 from tests.engine.driving import Driver, golden, prompt
 
 NEAR_TIE = 1e-3

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from deployment.engine import errors
+from deployment.engine.commands import Cancel, Grammar, Sampling
+from deployment.engine.events import Failed
 from deployment.engine.grammar import Grammars, Masks
-from deployment.engine.messages import Cancel, Failed, Grammar, Sampling
 from kernels.masking import unpack
 from tests.engine.driving import Driver, models, prompt, seeded
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from deployment.engine.messages import Export, Exported, Submit
+from deployment.engine.commands import Export, Submit
+from deployment.engine.events import Exported
 from state.document import open_document
 from tests.engine.driving import Driver, prompt, seeded
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from deployment.engine.messages import Sampling, Tokens
+from deployment.engine.commands import Sampling
+from deployment.engine.events import Tokens
 from tests.engine.tiny import PUBLIC, TinyDriver
 
 PROMPT = tuple(random.Random(74).choices(range(PUBLIC), k=12))

@@ -9,23 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from deployment.engine.commands import Checkpoint, Export, ExportPages, Fork, Import, Publish, StageSegments
 from deployment.engine.durable_sessions import DurableSessions
-from deployment.engine.messages import (
-    Checkpoint,
-    Checkpointed,
-    Export,
-    Exported,
-    ExportPages,
-    Failed,
-    Finished,
-    Fork,
-    Import,
-    Imported,
-    Pages,
-    Publish,
-    Staged,
-    StageSegments,
-)
+from deployment.engine.events import Checkpointed, Exported, Failed, Finished, Imported, Pages, Staged
 from state.background import BackgroundWriter
 from state.byte_store import DirectoryStore
 from state.document import open_document

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from deployment.engine.commands import Preempt, Sampling, Submit
+from deployment.engine.events import Failed, Finished
 from deployment.engine.message_codec import decode, encode
-from deployment.engine.messages import Failed, Finished, Preempt, Sampling, Submit
 from deployment.engine.options import Backend
 from state.media import Placed, PlacedMedia
 from tests.engine.seeing import (

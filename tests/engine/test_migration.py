@@ -12,29 +12,22 @@ from typing import Any
 import pytest
 
 from deployment.engine import errors
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Checkpoint,
-    Checkpointed,
     DropStaged,
-    Evicted,
     Export,
-    Exported,
     ExportPages,
-    Failed,
     Fork,
     Import,
-    Imported,
     Inspect,
-    Pages,
     SegmentBytes,
-    Staged,
     StageSegments,
     Submit,
     Suspend,
-    Suspended,
     Unpin,
     VerifyStaged,
 )
+from deployment.engine.events import Checkpointed, Evicted, Exported, Failed, Imported, Pages, Staged, Suspended
 from deployment.engine.options import Backend
 from deployment.engine.staging import StagedSegments
 from state.document import open_document

@@ -12,26 +12,21 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.engine import Engine
-from deployment.engine.loading import Models
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Cancel,
     Drop,
-    Event,
     Export,
-    Exported,
-    Failed,
-    Finished,
     Fork,
     Grammar,
     Import,
     Preempt,
-    PromptLogprobs,
     Sampling,
     Submit,
     ThinkingBudget,
-    Tokens,
 )
+from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Exported, Failed, Finished, PromptLogprobs, Tokens
+from deployment.engine.loading import Models
 from deployment.engine.options import Backend
 from deployment.turns import choices
 from tests.engine.driving import Driver

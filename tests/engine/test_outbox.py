@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.engine.messages import Cancel, Failed, Finished, Inspect, Round, Tokens
+from deployment.engine.commands import Cancel, Inspect
+from deployment.engine.events import Failed, Finished, Round, Tokens
 from deployment.engine.outbox import Outbox
 from tests.engine.driving import Driver, prompt, seeded
 

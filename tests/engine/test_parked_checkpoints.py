@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from deployment.engine import errors
-from deployment.engine.messages import Failed, Finished, Preempt
+from deployment.engine.commands import Preempt
+from deployment.engine.events import Failed, Finished
 from tests.engine.hashing import undisturbed
 from tests.engine.test_preemption import Hashed
 

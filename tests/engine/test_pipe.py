@@ -12,23 +12,14 @@ from typing import Any, get_args
 import pytest
 
 from deployment.engine import errors, process
-from deployment.engine.counts import Counts
-from deployment.engine.errors import EngineError
-from deployment.engine.frames import receive_messages
-from deployment.engine.message_codec import decode, encode
-from deployment.engine.messages import (
+from deployment.engine.commands import (
     Cancel,
     Command,
-    Event,
     Export,
-    Facts,
-    Failed,
-    Finished,
     Foreign,
     Fork,
     Grammar,
     Import,
-    Imported,
     Inspect,
     Publish,
     Resumed,
@@ -36,12 +27,14 @@ from deployment.engine.messages import (
     SegmentBytes,
     StageSegments,
     Submit,
-    Suspended,
     ThinkingBudget,
     TokenLogprob,
-    Tokens,
-    Unpinned,
 )
+from deployment.engine.counts import Counts
+from deployment.engine.errors import EngineError
+from deployment.engine.events import Event, Facts, Failed, Finished, Imported, Suspended, Tokens, Unpinned
+from deployment.engine.frames import receive_messages
+from deployment.engine.message_codec import decode, encode
 from deployment.engine.process import DEAF
 from deployment.engine.runners import ProcessRunner
 from deployment.engine.service import EngineService

@@ -9,20 +9,9 @@ from typing import Any
 import pytest
 
 from deployment.engine import errors
+from deployment.engine.commands import Cancel, Drop, Inspect, Preempt, Sampling, Submit
 from deployment.engine.engine import Engine
-from deployment.engine.messages import (
-    Cancel,
-    Drop,
-    Event,
-    Failed,
-    Finished,
-    Inspect,
-    Preempt,
-    Sampling,
-    Started,
-    Submit,
-    Tokens,
-)
+from deployment.engine.events import Event, Failed, Finished, Started, Tokens
 from deployment.engine.pacing import PrefillPacer
 from state.memory import UNSETTLED
 from tests.engine.driving import Driver, alone, prompt, seeded

@@ -17,22 +17,10 @@ from typing import IO
 import pytest
 
 from deployment.engine.card import WAIT_SECONDS, wait_for_room
+from deployment.engine.commands import Export, Import, Inspect, Publish, Sampling, Submit
 from deployment.engine.durability import Durability, open_tier
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import (
-    Event,
-    Export,
-    Exported,
-    Failed,
-    Finished,
-    Import,
-    Imported,
-    Inspect,
-    Publish,
-    Sampling,
-    Stored,
-    Submit,
-)
+from deployment.engine.events import Event, Exported, Failed, Finished, Imported, Stored
 from deployment.engine.process import ORPHANED
 from deployment.engine.runners import ProcessRunner
 from deployment.engine.service import EngineService

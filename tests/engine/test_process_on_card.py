@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deployment.engine.messages import Submit
+from deployment.engine.commands import Submit
 from tests.engine.driving import models, options, prompt
 from tests.engine.test_process import gone_within, lines_of, parent_of_an_engine
 

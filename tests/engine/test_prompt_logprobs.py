@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deployment.engine import errors, logprobs
-from deployment.engine.messages import Finished, Preempt, PromptLogprobs, Sampling, Started, Submit, TokenLogprob
+from deployment.engine.commands import Preempt, Sampling, Submit, TokenLogprob
+from deployment.engine.events import Finished, PromptLogprobs, Started
 from deployment.turns import choices
 from model.target import Columns, TargetState
 from tests.engine.driving import Driver, models, prompt, seeded

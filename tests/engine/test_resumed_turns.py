@@ -11,21 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import (
+from deployment.engine.commands import Export, Import, Resumed, Submit, Suspend, TokenLogprob
+from deployment.engine.events import (
     Event,
-    Export,
     Failed,
     Finished,
-    Import,
     Imported,
     PromptLogprobs,
-    Resumed,
     Round,
     Started,
-    Submit,
-    Suspend,
     Suspended,
-    TokenLogprob,
     Tokens,
 )
 from deployment.engine.options import Backend

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from deployment.engine import segments
+from deployment.engine.commands import Sampling, Submit
 from deployment.engine.drafting import DraftTokens
-from deployment.engine.messages import Finished, Sampling, Submit, Tokens
+from deployment.engine.events import Finished, Tokens
 from deployment.engine.round import Executor
 from deployment.engine.round_shape import EXACT_ROWS, Shapes, Traits, bucketed
 from tests.engine.tiny import DRAFT_TOKENS, PUBLIC, TinyDriver

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from deployment.engine import errors
+from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Submit
 from deployment.engine.options import EngineOptions
 from deployment.engine.scheduler import OVERTAKE_SECONDS, OVERTAKES, Scheduler, Shortage, Ticket
 from tests.engine.driving import TARGET

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from deployment.engine import errors
-from deployment.engine.messages import (
-    Cancel,
-    Drop,
-    Event,
-    Evicted,
-    Failed,
-    Finished,
-    Fork,
-    Preempt,
-    Sampling,
-    Started,
-    Submit,
-    Tokens,
-)
+from deployment.engine.commands import Cancel, Drop, Fork, Preempt, Sampling, Submit
+from deployment.engine.events import Event, Evicted, Failed, Finished, Started, Tokens
 from tests.engine.hashing import VOCABULARY, Clock, hash_engine, undisturbed
 
 CONTEXT = 256

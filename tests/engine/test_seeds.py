@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.messages import Export, Finished, Import, Preempt, Sampling, Tokens
+from deployment.engine.commands import Export, Import, Preempt, Sampling
+from deployment.engine.events import Finished, Tokens
 from deployment.engine.options import Backend
 from tests.engine.tiny import PUBLIC, TinyDriver
 

@@ -7,22 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployment.engine.messages import (
-    Captured,
-    Drop,
-    Event,
-    Evicted,
-    Export,
-    Exported,
-    Failed,
-    Finished,
-    Fork,
-    Import,
-    Imported,
-    Sampling,
-    Started,
-    Submit,
-)
+from deployment.engine.commands import Drop, Export, Fork, Import, Sampling, Submit
+from deployment.engine.events import Captured, Event, Evicted, Exported, Failed, Finished, Imported, Started
 from state.errors import StateError
 from state.session_record import SessionRecord
 from tests.engine.driving import Driver, prompt

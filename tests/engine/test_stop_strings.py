@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployment.engine.messages import Cancel, Sampling, Tokens
+from deployment.engine.commands import Cancel, Sampling
+from deployment.engine.events import Tokens
 from deployment.engine.stop_strings import StopMatch, StopStrings
 from tests.engine.driving import Driver, alone, models, prompt, seeded
 

@@ -9,23 +9,9 @@ from typing import Any
 import pytest
 
 from deployment.engine import errors
+from deployment.engine.commands import Cancel, Preempt, Resumed, Sampling, Submit, Suspend, ThinkingBudget, TokenLogprob
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import (
-    Cancel,
-    Event,
-    Failed,
-    Finished,
-    Preempt,
-    Resumed,
-    Round,
-    Sampling,
-    Submit,
-    Suspend,
-    Suspended,
-    ThinkingBudget,
-    TokenLogprob,
-    Tokens,
-)
+from deployment.engine.events import Event, Failed, Finished, Round, Suspended, Tokens
 from deployment.engine.service import EngineService
 from tests.engine.driving import Driver, alone, models, options, prompt, seeded
 from tests.engine.hashing import Clock, hash_engine, undisturbed

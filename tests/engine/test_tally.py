@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from deployment.engine.commands import Cancel, Inspect, Preempt
 from deployment.engine.counts import Counts, Flow
 from deployment.engine.errors import CONTEXT_LENGTH_EXCEEDED
+from deployment.engine.events import Captured, Finished, Round, Started
 from deployment.engine.message_codec import decode, encode
-from deployment.engine.messages import Cancel, Captured, Finished, Inspect, Preempt, Round, Started
 from deployment.engine.tally import Laps, Recorder
 from tests.engine.driving import Driver, prompt
 

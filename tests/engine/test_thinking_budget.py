@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.engine.messages import Sampling, ThinkingBudget, Tokens
+from deployment.engine.commands import Sampling, ThinkingBudget
+from deployment.engine.events import Tokens
 from tests.engine.driving import Driver, models, prompt, seeded
 
 OPEN, END = 8189, 8190

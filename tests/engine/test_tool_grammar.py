@@ -14,9 +14,9 @@ import tokenizers
 import torch
 
 from deployment.engine import errors
+from deployment.engine.commands import Grammar, Sampling
 from deployment.engine.grammar import Grammars, TurnMatcher
 from deployment.engine.grammar_compiler import GrammarCompiler
-from deployment.engine.messages import Grammar, Sampling
 from deployment.engine.tool_grammar import tools_grammar
 from deployment.turns import Prompt, thinking_budget
 from kernels.acceptance import accept

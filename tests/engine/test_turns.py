@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from deployment.engine import errors
+from deployment.engine.commands import Cancel, Drop, Export, Inspect, Sampling
 from deployment.engine.errors import EngineError
-from deployment.engine.messages import Cancel, Drop, Dropped, Export, Facts, Failed, Finished, Inspect, Sampling, Tokens
+from deployment.engine.events import Dropped, Facts, Failed, Finished, Tokens
 from deployment.engine.service import EngineService
 from tests.engine.driving import Driver, alone, models, options, prompt, seeded
 
@@ -278,7 +279,7 @@ def test_a_fault_inside_a_round_fails_its_turns_publishes_nothing_of_it_and_free
 
 
 async def collect(service: EngineService, **fields):
-    from deployment.engine.messages import Submit
+    from deployment.engine.commands import Submit
 
     return [event async for event in service.turn(Submit(prompt_ids=prompt(0), ignore_eos=True, **fields))]
 
@@ -307,7 +308,7 @@ def test_the_service_streams_turns_side_by_side_and_answers_calls_between_rounds
 def test_leaving_a_turn_early_cancels_it_and_a_closed_service_says_so():
     async def scenario():
         service = EngineService(models("none"), options("none", images=2))
-        from deployment.engine.messages import Submit
+        from deployment.engine.commands import Submit
 
         turn = service.turn(Submit("a", prompt(0), max_tokens=3000, ignore_eos=True))
         async for event in turn:

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import Export, Failed, Import, Imported, Sampling
+from deployment.engine.commands import Export, Import, Sampling
+from deployment.engine.events import Failed, Imported
 from deployment.engine.options import Backend
 from state.checkpoint import Checkpoint
 from state.coverage import Coverage

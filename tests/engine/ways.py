@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from deployment.engine.commands import Drop, Export, Fork, Import, Publish, Sampling
 from deployment.engine.durable_sessions import DurableSessions
-from deployment.engine.messages import Drop, Export, Exported, Fork, Import, Imported, Publish, Publishing, Sampling
+from deployment.engine.events import Exported, Imported, Publishing
 from deployment.engine.options import Backend
 from state.background import BackgroundWriter
 from state.byte_store import DirectoryStore

@@ -259,7 +259,7 @@ class Cluster:
                 self.probes.add(key)
         self.net.after(8.0, self._probe)
         self._run_until(BREAKING_SECONDS + CALM_SECONDS, lambda: not self.probes)
-        for key in self.probes:
+        for key in sorted(self.probes):
             self._check_lost(key)
             if key not in self.refused:
                 raise Broken(f"{key}: no copy of it is left, but its client was never told so")

@@ -318,3 +318,48 @@ def test_a_deleted_session_that_is_made_anew_is_not_open_before_the_directory_kn
     hand.away.clear()
     hand.tick(second)
     assert second.state is State.OPEN and isinstance(hand.directory.locate(KEY, hand.now), Placed)
+
+
+def test_who_sleeps_over_a_grant_while_two_directories_come_does_not_begin_beside_whom_the_first_granted_it():
+    """The second one knows of neither."""
+    hand = Hand("a", "b", "c", "d")
+    sleeper, other = hand.owner("r1"), hand.owner("r2")
+    first = hand.claim(sleeper, "a")
+    assert isinstance(first, Grant)
+    hand.owners.clear()
+    hand.now += 1
+    hand.start_directory()
+    node = next(node for node in hand.stores if node not in {member.node for member in first.members})
+    second = hand.claim(other, node)
+    assert isinstance(second, Grant)
+    members = tuple(member for member in second.members if member not in first.members)
+    second = replace(second, members=members)
+    hand.start_directory()
+    hand.told.clear()
+    hand.carry(sleeper, sleeper.granted(first, hand.now))
+    assert sleeper.state is State.FENCED and not any(isinstance(word, Opened) for word in hand.told)
+    hand.carry(other, other.granted(second, hand.now))
+    assert other.state is State.OPEN, "no directory was between that one and this"
+
+
+def test_who_begins_under_the_grant_of_the_last_directory_does_not_beside_whom_this_one_granted_it():
+    """It has heard of a set that nobody uses, and so granted it over other stores."""
+    hand = Hand("a", "b", "c", "d")
+    sleeper, other, third = hand.owner("r1"), hand.owner("r2"), hand.owner("r3")
+    first = hand.claim(sleeper, "a")
+    assert isinstance(first, Grant)
+    hand.owners.clear()
+    hand.start_directory()
+    node = next(node for node in hand.stores if node not in {member.node for member in first.members})
+    second = hand.claim(other, node)
+    assert isinstance(second, Grant)
+    second = replace(second, members=tuple(member for member in second.members if member not in first.members))
+    hand.away = {"head"}
+    hand.carry(sleeper, sleeper.granted(first, hand.now))
+    hand.away.clear()
+    hand.start_directory()
+    hand.directory.replica_exited("r1")
+    grant = hand.claim(third, "a")
+    assert isinstance(grant, Grant) and grant.previous == first.members
+    hand.carry(other, other.granted(second, hand.now))
+    assert other.state is State.FENCED

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.engine.messages import TokenLogprob
+from deployment.engine.commands import TokenLogprob
 from deployment.ownership.log import (
     Deleted,
     HeadMoved,

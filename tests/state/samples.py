@@ -10,7 +10,8 @@ import torch
 
 from state.checkpoint import Checkpoint
 from state.coverage import Form
-from state.geometry import PAGE_TOKENS, StateGeometry
+from state.errors import CapacityError
+from state.geometry import PAGE_TOKENS, StateGeometry, pages_for
 from state.memory import SequenceMemory, StateMemory
 from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
@@ -87,6 +88,17 @@ def memory_of(geometry: StateGeometry, pages: int = 12, images: int = 6) -> Stat
     return StateMemory(geometry, target_pages=pages, draft_pages=pages, images=images, clock=lambda: 1_700_000_000.5)
 
 
+def grow(memory: StateMemory, sequence: SequenceMemory, tokens: int) -> None:
+    """Gives a sequence pages for positions [0, tokens), all or nothing (`CapacityError`)."""
+    held = [(memory.target, sequence.pages)] + ([(memory.draft, sequence.draft_pages)] if memory.draft else [])
+    missing = [(pool, pages, max(0, pages_for(tokens) - len(pages))) for pool, pages in held]
+    for pool, _, more in missing:
+        if more > pool.free:
+            raise CapacityError(pool.name, more, pool.free)
+    for pool, pages, more in missing:
+        pages += pool.allocate(more)
+
+
 def advance(memory: StateMemory, sequence: SequenceMemory, tokens: int, seed: int) -> None:
     """Does what prefill and rounds do to memory: new columns, new ring entries, a new image, frontier + tokens.
 
@@ -94,7 +106,7 @@ def advance(memory: StateMemory, sequence: SequenceMemory, tokens: int, seed: in
     """
     random = torch.Generator().manual_seed(seed)
     start, end = sequence.frontier, sequence.frontier + tokens
-    memory.reserve(sequence, end)
+    grow(memory, sequence, end)
     pools = [(memory.target, sequence.pages)] + ([(memory.draft, sequence.draft_pages)] if memory.draft else [])
     for pool, pages in pools:
         for index in range(start // PAGE_TOKENS, len(pages)):

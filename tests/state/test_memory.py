@@ -224,7 +224,6 @@ def test_whichever_pool_is_full_nothing_is_taken_from_the_others(
     else:
         checkpoint = memory.capture(sequence, ledger_of(100), "decode", "turn_end")
         actions.append(lambda: memory.restore(checkpoint, 200))
-        actions.append(lambda: memory.reserve(sequence, 300))
     assert memory.draft is not None
     before = (memory.target.free, memory.draft.free, memory.images.free, list(sequence.pages))
     for action in actions:
@@ -246,7 +245,6 @@ def test_what_has_ended_cannot_be_used() -> None:
         lambda: memory.fork(checkpoint),
         lambda: memory.release(checkpoint),
         lambda: memory.close(sequence),
-        lambda: memory.reserve(sequence, 100),
         lambda: memory.capture(sequence, ledger_of(10), "decode", "turn_end"),
     ]
     for use in uses:

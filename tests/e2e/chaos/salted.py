@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from deployment.engine.messages import Event, Submit
+from deployment.engine.commands import Submit
+from deployment.engine.events import Event
 from deployment.replica import EngineReplica
 from deployment.settings import AppArgs
 
