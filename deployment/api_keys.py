@@ -70,6 +70,7 @@ class KeyFile:
         self._file = file
         self._clock = clock
         self._keys, self._version = _read(file)
+        self._said: tuple[_Version | None, str] | None = None
         self._looked = clock()
 
     def __call__(self, key: str) -> str | None:
@@ -80,28 +81,36 @@ class KeyFile:
         return tenant_among(self._keys, key)
 
     def _look(self) -> None:
+        version: _Version | None = None
         try:
             version = _version(self._file.stat())
             if version == self._version:
+                self._said = None
                 return
-            self._version = version
+            # One that is refused is read again each time: what was wrong may not have been in it.
             self._keys, self._version = _read(self._file)
         except OSError as error:
-            if self._version is not None:
-                log.error("%s: %s cannot be read: %s; the keys stay as they were", FIELD, self._file, error.strerror)
-            self._version = None
+            self._say(version, f"{FIELD}: {self._file} cannot be read: {error.strerror}")
         except ValueError as error:
-            log.error("%s; the keys stay as they were", error)
+            self._say(version, str(error))
         else:
+            self._said = None
             tenants = len({key.tenant for key in self._keys})
             log.info("%s: %s has changed: %d keys of %d tenants", FIELD, self._file, len(self._keys), tenants)
 
+    def _say(self, version: _Version | None, wrong: str) -> None:
+        """Once a change of the file, not once a request."""
+        if self._said != (version, wrong):
+            self._said = version, wrong
+            log.error("%s; the keys stay as they were", wrong)
 
-_Version = tuple[int, int, int]
+
+_Version = tuple[int, int, int, int]
 
 
 def _version(facts: os.stat_result) -> _Version:
-    return facts.st_mtime_ns, facts.st_ino, facts.st_size
+    """Changes with what the file says, and with who may read it."""
+    return facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino, facts.st_size
 
 
 def read_keys(file: Path) -> tuple[ApiKey, ...]:
@@ -109,7 +118,7 @@ def read_keys(file: Path) -> tuple[ApiKey, ...]:
     return _read(file)[0]
 
 
-def _read(file: Path) -> tuple[tuple[ApiKey, ...], _Version | None]:
+def _read(file: Path) -> tuple[tuple[ApiKey, ...], _Version]:
     try:
         with file.open("rb") as stream:
             facts = os.fstat(stream.fileno())

@@ -21,6 +21,7 @@ from pydantic import Field, StrictInt, StrictStr
 from rich.console import Console
 from rich.progress import Progress
 
+from deployment.body_reading import parse
 from deployment.content_parts import chat_part, parts_of
 from deployment.engine.errors import INVALID_REQUEST
 from deployment.engine.loading import Models
@@ -29,7 +30,7 @@ from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
 from deployment.json_reading import read_json, shown
 from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
-from deployment.schemas import NEUTRAL, Message, TokenId, TurnBody, parse
+from deployment.schemas import NEUTRAL, Message, TokenId, TurnBody
 from deployment.turns import seed_of, top_k_of
 
 NOT_IN_A_BATCH = ("model", "store", "stream", "stream_options", "priority", "queue_seconds")

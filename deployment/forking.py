@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deployment.creating import Creating
 from deployment.engine.errors import OVERLOADED, UNKNOWN_CHECKPOINT, UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Checkpoint, Checkpointed, Fork, Unpin
 from deployment.engine.service import EngineService
@@ -36,6 +37,7 @@ class Forking:
     def __init__(self, service: EngineService, keeper: SessionKeeper) -> None:
         self._service = service
         self._keeper = keeper
+        self._creating = Creating(service, keeper)
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
@@ -57,7 +59,7 @@ class Forking:
             point = replace(here, name=name or secrets.token_hex(4), image=await self._pinned(session))
             session.fork_points.append(point)
             try:
-                await self._keeper.recorded(session)
+                await self._keeper.copies.recorded(session)
             except BaseException:
                 session.fork_points.remove(point)
                 await self._unpinned(session, point)
@@ -76,7 +78,7 @@ class Forking:
         with self._still(session):
             session.fork_points.remove(point)
             await self._unpinned(session, point)
-            await self._keeper.recorded(session)
+            await self._keeper.copies.recorded(session)
 
     # -------------------------------------------------------------------------------------------- forks
 
@@ -86,7 +88,7 @@ class Forking:
             await self._at_rest(session, "a turn is running; it can be forked between turns, or from an earlier turn")
         elif session.moving:
             raise session_busy(session.key.session, "it is being moved")
-        async with self._keeper.creating(child_key, self.past(session, at), session) as child:
+        async with self._creating.of_past(child_key, self.past(session, at), session) as child:
             if child.ledger:
                 await self._fork_state(session, child)
         return child

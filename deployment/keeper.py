@@ -11,9 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ray.exceptions import RayError
@@ -25,31 +23,24 @@ from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.cluster.reach import Transport
 from deployment.cluster.transport import Cluster
 from deployment.durable_copies import DurableCopies
+from deployment.ending import Ending
 from deployment.engine.errors import EngineError
 from deployment.engine.messages import Drop, Hit
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, session_exists, session_unavailable, unknown_session
+from deployment.errors import RequestError, session_unavailable, unknown_session
 from deployment.giving import Giving
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
 from deployment.moving import Send
-from deployment.ownership.log import OLDER, Deleted, HeadMoved, Numbered
+from deployment.ownership.log import OLDER, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
-from deployment.ownership.words import NOTHING, Epoch, SessionKey
+from deployment.ownership.words import Epoch, SessionKey
 from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
 from deployment.session import Session
-from deployment.session_copies import SessionCopies
+from deployment.session_copies import KEPT_SECONDS, SessionCopies
 from deployment.session_log import LoggedTurn, deleted_under
-from state.errors import StateError
-from state.session_record import SessionRecord
-
-KEPT_SECONDS = 30.0
-"""How long a session that is made of an image waits for all copies to hold it."""
 
 LOCATE_SECONDS = 10.0
-
-DELETED_KEPT = 4096
-HEARD_SECONDS = 5.0
 
 log = logging.getLogger("ray.serve")
 
@@ -82,6 +73,7 @@ class SessionKeeper:
         self.transfers = Transfers()
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
+        self.ending = Ending(self._owned, durable, self._sessions, self.write, self.forget)
         self.copies = SessionCopies(
             cluster.node,
             service,
@@ -90,15 +82,14 @@ class SessionKeeper:
             self.transfers,
             self._sessions,
             self.held,
-            self.end,
+            self.write,
+            self.ending.end,
             self._spawn,
         )
         self._giving = Giving(
             replica, cluster.node, service, self._owned, self.transfers, send, self.forget, self._spawn
         )
-        self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
-        self._getting = Locks()
-        self._deleting = Locks()
+        self.getting = Locks()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
         self._drain: Callable[[Drain], None] = lambda message: None
@@ -130,7 +121,7 @@ class SessionKeeper:
         """A session that this replica may commit to, as far as it knows."""
         return self._sessions.get(key) if key in self._owned else None
 
-    def _keep(self, session: Session) -> Session:
+    def keep(self, session: Session) -> Session:
         """One whose owner this replica has become. How it is kept is known now, and must be after it was lost, too."""
         session.alone = self._owned.alone(session.key)
         self._sessions[session.key] = session
@@ -156,7 +147,7 @@ class SessionKeeper:
         stays away, since somebody only looks; `alone`: a new one is kept by one store and by nothing else. The Hit says
         where the state came from: `device` if it was here. Raises `OwnedElsewhere`; RequestError: 404, 503.
         """
-        async with self._getting.of(key):
+        async with self.getting.of(key):
             held = self.held(key)
             if held is not None:
                 if not untouched:
@@ -164,11 +155,11 @@ class SessionKeeper:
                 return held, "device"
             if must_exist and believed is None and await self.located(key) is None:
                 raise unknown_session(key.session)
-            deleted = self._deleted.get(key)
+            deleted = self.ending.deleted_under(key)
             if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
             try:
-                opened = await self._taken(key, anew=False, alone=alone)
+                opened = await self.taken(key, anew=False, alone=alone)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
             if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
@@ -176,7 +167,7 @@ class SessionKeeper:
             if must_exist and not exists(opened):
                 await self._take_back(opened)
                 raise unknown_session(key.session)
-            await self._end_durable(opened)
+            await self.end_durable(opened)
             return await self._load(opened)
 
     async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
@@ -189,7 +180,7 @@ class SessionKeeper:
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
-            opened = await self._taken(key, anew=True, first=None if found is None else OLDER)
+            opened = await self.taken(key, anew=True, first=None if found is None else OLDER)
             if found is None:
                 return await self._load(opened)
             try:
@@ -198,16 +189,16 @@ class SessionKeeper:
                 self._owned.forget(key)
                 raise
             while not self._is_loaded(opened):
-                opened = await self._taken(key, anew=True)
+                opened = await self.taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
-            self._keep(session)
-            await self.settle_again(session)
+            self.keep(session)
+            await self.copies.settle_again(session)
             await self._durable.taken(key)
         return session, hit
 
     async def adopt(self, offer: Offer) -> None:
         """Takes over what another replica offers."""
-        async with self._getting.of(offer.key):
+        async with self.getting.of(offer.key):
             if self.held(offer.key) is None:
                 await self._load(await self._owned.take(offer.key, given=offer.epoch, offered_by=offer.source))
 
@@ -221,85 +212,7 @@ class SessionKeeper:
             raise session_unavailable(key.session, "the directory does not answer") from None
         return placed
 
-    @asynccontextmanager
-    async def creating(self, key: SessionKey, past: SessionRecord, like: Session) -> AsyncGenerator[Session, None]:
-        """A new session here with a past of that one's, and time to give it state: all copies hold it when this is
-        over, and nobody gets it before. RequestError: 409 if the name is taken, 503."""
-        async with self._getting.of(key):
-            opened = await self._taken_new(key, like.alone)
-            session = self._keep(Session.of_record(key, opened.epoch, past))
-            session.foreign, session.created = like.foreign, like.created
-            session.moving = True  # who leaves does not take along what is half made
-            try:
-                yield session
-                await self.settle(session)
-            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
-                await self.abandon(session)
-                raise
-            session.moving = False
-
-    async def create_empty(self, key: SessionKey, alone: bool = False) -> Session:
-        """A new session here without a past. Raises RequestError (409) if the name is taken."""
-        async with self._getting.of(key):
-            opened = await self._taken_new(key, alone)
-            session = self._keep(Session(key, opened.epoch, created=True))
-            try:
-                await self.write(key, [HeadMoved(NOTHING, None, 0)])
-            except BaseException:
-                await self.abandon(session)
-                raise
-            return session
-
-    async def create_imported(self, key: SessionKey, document: bytes) -> Session:
-        """A new session here from a document of another server or time. Nothing of it stays unless all of it fits.
-
-        Raises RequestError: 400 for a document that is not whole, 409 if the name is taken or anything that the state
-        depends on is not the same here.
-        """
-        async with self._getting.of(key):
-            opened = await self._taken_new(key)
-            session = self._keep(Session(key, opened.epoch))
-            session.moving = True  # no turn begins in what is not there yet
-            try:
-                record = await self._rebuilder.exactly(key, document)
-                session = self._keep(Session.of_record(key, session.epoch, record))
-                session.created = True
-                await self.settle(session)
-            except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
-                await self.abandon(session)
-                raise
-            return session
-
-    async def settle(self, session: Session) -> None:
-        """A new session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
-
-        Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
-        """
-        await self._settle(session, None)
-
-    async def settle_again(self, session: Session) -> None:
-        """The same of one that was there before, and is not what its copies' log and images say."""
-        await self._settle(session, session.turns[-1].id if session.turns else None)
-
-    async def recorded(self, session: Session) -> None:
-        """Something was added to the session's record between two turns: all copies have it when this returns."""
-        await self.settle_again(session)
-        await self.copies.make_durable(session)
-
-    async def _settle(self, session: Session, turn: str | None) -> None:
-        still = session.moving
-        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
-        try:
-            await self.write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
-            await self.copies.copy(session)
-            async with asyncio.timeout(KEPT_SECONDS):
-                await self._owned.kept(session.key)
-        except (NotOwned, TimeoutError):
-            raise session_unavailable(session.key.session, "its copies do not answer") from None
-        finally:
-            session.moving = still
-
-    async def _taken(
+    async def taken(
         self,
         key: SessionKey,
         anew: bool,
@@ -315,43 +228,29 @@ class SessionKeeper:
         except (NotNow, NotOwned) as error:
             raise session_unavailable(key.session, str(error)) from None
 
-    async def _taken_new(self, key: SessionKey, alone: bool = False) -> Opened:
-        """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
-        if self.held(key) is not None:
-            raise session_exists(key.session)
-        try:
-            opened = await self._taken(key, anew=False, alone=alone)
-        except (OwnedElsewhere, NoCopyLeft):
-            raise session_exists(key.session) from None
-        if exists(opened):
-            self._owned.forget(key)
-            raise session_exists(key.session)
-        await self._end_durable(opened)
-        return await self._as_nothing(opened)
-
-    async def _as_nothing(self, opened: Opened) -> Opened:
+    async def as_nothing(self, opened: Opened) -> Opened:
         """The right to append to a session that does not exist yet."""
         while not self._is_loaded(opened):
-            opened = await self._taken(opened.key, anew=False)
+            opened = await self.taken(opened.key, anew=False)
         return opened
 
     async def _take_back(self, opened: Opened) -> None:
         """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. RequestError
         (503)."""
-        await self._end_durable(opened)
+        await self.end_durable(opened)
         try:
-            await self._as_nothing(opened)
-            await self._bury(opened.key, time.time())
+            await self.as_nothing(opened)
+            await self.ending.bury(opened.key, time.time())
         finally:
             self._owned.forget(opened.key)
 
-    async def _end_durable(self, opened: Opened) -> None:
+    async def end_durable(self, opened: Opened) -> None:
         """Who deleted a session may have been cut off before the durable tier had its end. RequestError (503)."""
         deleted = deleted_under(opened.records)
         try:
             # Not for one that was in a single store: a tombstone would say there that it was.
             if deleted is not None and await self._durable.has(opened.key):
-                await self._delete_durable(opened.key, deleted)
+                await self.ending.delete_durable(opened.key, deleted)
         except RequestError:
             self._owned.forget(opened.key)
             raise
@@ -363,14 +262,14 @@ class SessionKeeper:
         try:
             rebuilt = await self._rebuilder.rebuilt(opened)
             while not self._is_loaded(opened):
-                opened = await self._taken(opened.key, anew=False)
+                opened = await self.taken(opened.key, anew=False)
                 rebuilt = await self._rebuilder.rebuilt(opened)
         except RequestError:
             self._owned.forget(opened.key)  # the next request takes it over again, and tries the copies again
             raise
         session = rebuilt.session
         session.came = rebuilt.hit
-        self._keep(session)
+        self.keep(session)
         if rebuilt.newest is not None and self._resume is not None:
             self._resume(session, rebuilt.newest)
         if rebuilt.arrival is not None:
@@ -395,6 +294,10 @@ class SessionKeeper:
         finally:
             session.moving = False
             running.go_on(None)
+
+    def give_back(self, key: SessionKey) -> None:
+        """The right to append to a session, which nobody here has any use for."""
+        self._owned.forget(key)
 
     def _is_loaded(self, opened: Opened) -> bool:
         try:
@@ -462,80 +365,16 @@ class SessionKeeper:
         self._durable.forget(session.key)
         await self._drop(session)
 
-    def _note_deleted(self, key: SessionKey, epoch: Epoch) -> None:
-        """For requests that were on their way while the session was deleted; the directory tells all later ones."""
-        self._deleted[key] = epoch
-        self._deleted.move_to_end(key)
-        while len(self._deleted) > DELETED_KEPT:
-            self._deleted.popitem(last=False)
-
-    async def delete(self, session: Session, at: float) -> None:
-        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: as the tombstone says.
-        `NotOwned` if it was given away meanwhile; RequestError (503)."""
-        async with self._deleting.of(session.key):
-            session.moving = True  # no other turn begins in it
-            try:
-                if session.running is not None:
-                    session.running.cancel()
-                    await session.running.ended()
-                # A first turn that left nothing took its session along; and somebody else may have deleted it.
-                if not session.buried:
-                    if self._sessions.get(session.key) is not session:
-                        raise NotOwned(f"session {session.key} was moved while it was to be deleted")
-                    epoch = session.epoch
-                    self._note_deleted(session.key, epoch)
-                    try:
-                        await self._bury(session.key, at)
-                    except BaseException:  # it may be there still, here or at another owner
-                        self._deleted.pop(session.key, None)
-                        raise
-                    session.buried = True
-                    await self.forget(session)
-                    if not session.alone:  # a tombstone would say there that it was
-                        await self._delete_durable(session.key, epoch)
-            finally:
-                session.moving = False
-
     async def delete_again(self, key: SessionKey) -> None:
         """Of one that is not there: a replica that was lost has deleted it, but perhaps not in the durable tier.
         RequestError (503)."""
-        async with self._getting.of(key):
+        async with self.getting.of(key):
             with contextlib.suppress(OwnedElsewhere, NoCopyLeft):
-                opened = await self._taken(key, anew=False)
+                opened = await self.taken(key, anew=False)
                 if exists(opened):
                     self._owned.forget(key)  # it was made anew since
                 else:
                     await self._take_back(opened)
-
-    async def _delete_durable(self, key: SessionKey, epoch: Epoch) -> None:
-        try:
-            await self._durable.delete(key, epoch)
-        except StateError as error:
-            why = f"the durable tier did not take its end: {error}"
-            raise session_unavailable(key.session, why) from None
-
-    async def end(self, session: Session) -> None:
-        """The same of a turn's own, which nobody asked to delete. It stays where its copies do not answer."""
-        try:
-            await self.delete(session, 0.0)
-        except (NotOwned, RequestError) as error:
-            log.info("session %s is not ended: %s", session.key, error)
-
-    async def abandon(self, session: Session) -> None:
-        """A new session's first turn was refused, or it could not be made: as if it had never been asked for."""
-        try:
-            await self._bury(session.key, 0.0)
-            session.buried = True
-        except RequestError as error:
-            log.info("session %s was not taken back: %s", session.key, error)
-        await self.forget(session)
-
-    async def _bury(self, key: SessionKey, at: float) -> None:
-        """Writes a tombstone, and lets the directory know, so that nobody is sent here any more."""
-        await self.write(key, [Deleted(NOTHING, at)])
-        with contextlib.suppress(TimeoutError):  # one that is being started again hears it later
-            async with asyncio.timeout(HEARD_SECONDS):
-                await self._owned.heard(key)
 
     def _reopened(self, opened: Opened) -> None:
         """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the
@@ -571,16 +410,16 @@ class SessionKeeper:
     async def _founded_again(self, session: Session, holds: Epoch) -> None:
         """Gives the session new copies of what is here, if that is what was published last; else it is given up."""
         key = session.key
-        async with self._getting.of(key):
+        async with self.getting.of(key):
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self._taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
+                opened = await self.taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
                 while not self._is_loaded(opened):
-                    opened = await self._taken(key, anew=False, holds=holds, alone=session.alone)
+                    opened = await self.taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0
                 self._sessions[key] = session
-                await self.settle_again(session)
+                await self.copies.settle_again(session)
             except (NotOwned, RequestError) as error:
                 log.warning("session %s is given up: %s", key, error)
                 self._owned.forget(key)

@@ -67,7 +67,7 @@ class KeyedExpiry:
     async def end_surplus(self) -> None:
         """Ends those whose time is over, and those that are too many."""
         for session in self._over():
-            await self._keeper.end(session)
+            await self._keeper.ending.end(session)
 
     async def sweep(self) -> None:
         """Those of replicas that are gone are taken over, after all else, so that no fault of theirs keeps the others:

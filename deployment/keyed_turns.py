@@ -22,9 +22,9 @@ def is_keyed(key: SessionKey) -> bool:
 
 
 def with_session(request: TurnRequest) -> TurnRequest:
-    """The request in the session of its key, if it has a key and no session, and a log can tell it: a chat of one
-    choice."""
-    if request.key is not None or request.idempotency_key is None or request.n != 1 or request.mode != "history":
+    """The request in the session of its key, if it has a key and no session, and a log can tell it: of one choice, and
+    nothing of how likely its prompt is."""
+    if request.key is not None or request.idempotency_key is None or request.n != 1 or request.echo:
         return request
     name = hashlib.sha256(request.idempotency_key.encode()).hexdigest()
     return replace(request, key=SessionKey(request.tenant, f"{KEYED}{name}"))

@@ -17,10 +17,10 @@ from ray.exceptions import RayError
 from deployment.answer_text import told_in_all, turn_text
 from deployment.arrivals import Arrival, Arrivals
 from deployment.cluster.transport import Cluster
-from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
+from deployment.engine.errors import EngineError
 from deployment.engine.messages import Drop, Hit, Import, Imported
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, session_unavailable
+from deployment.errors import session_unavailable
 from deployment.metrics.transfers import Transfers
 from deployment.ownership.log import Deleted, HeadMoved, Record
 from deployment.ownership.log_format import read_head
@@ -30,7 +30,6 @@ from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
 from state.errors import StateError
-from state.session_record import SessionRecord
 
 log = logging.getLogger("ray.serve")
 
@@ -88,22 +87,6 @@ class Rebuilder:
             await self._service.call(Drop(_call(), name))
             raise session_unavailable(key.session, f"its copy is that of session {imported.record.id!r}")
         return self._of_import(opened, imported, hit)
-
-    async def exactly(self, key: SessionKey, document: bytes) -> SessionRecord:
-        """Loads a document that comes from outside, all of it or nothing. RequestError: 400 for one that is not whole,
-        409 if anything that the state depends on is not the same here."""
-        command = Import(_call(), engine_id_of(key), document, "disk", exact=True, tenant=key.tenant)
-        try:
-            imported = await self._service.call(command)
-        except EngineError as error:
-            status = {BAD_STATE: 400, FINGERPRINT_MISMATCH: 409}.get(error.code)
-            if status is None:
-                raise
-            raise RequestError(status, error.code, f"document: {error.message}", "document") from None
-        assert isinstance(imported, Imported) and imported.record is not None
-        if not imported.record.ledger:
-            raise RequestError(400, BAD_STATE, "document: manifest.ledger: is empty, so there is nothing to continue")
-        return imported.record
 
     async def onto_device(self, key: SessionKey, members: Sequence[Member]) -> None:
         """The newest Host replica that any of these stores has. EngineError if it does not fit."""

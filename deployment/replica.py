@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from deployment.checkpoint_places import KindAt
 from deployment.cluster.fleet import Load
 from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.cluster.transport import Cluster, RayTransport, on_head, start_host_store
+from deployment.creating import Creating
 from deployment.draining import Drainer
 from deployment.durable_copies import DurableCopies
 from deployment.durable_place import settled
@@ -53,9 +54,11 @@ from deployment.turn_lines import TurnLines
 from deployment.turn_records import turn_object
 from deployment.turn_table import TurnTable
 from deployment.wire import (
+    MOST_TOLD_IDS,
     Adopted,
     Elsewhere,
     Encoded,
+    EncodedAs,
     ExportedSession,
     Movement,
     NotHere,
@@ -114,8 +117,8 @@ class EngineReplica:
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
-        forking = Forking(self._service, self._keeper)
-        self._sessions = SessionDesk(self._id, self._keeper, forking, self._state_limit, self._turns)
+        creating, forking = Creating(self._service, self._keeper), Forking(self._service, self._keeper)
+        self._sessions = SessionDesk(self._id, self._keeper, creating, forking, self._state_limit, self._turns)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
@@ -253,13 +256,23 @@ class EngineReplica:
 
     # ------------------------------------------------------------------------------------------------ tokens
 
-    async def encode(self, route: Route, request: TurnRequest) -> Encoded | Refused:
+    async def encode(self, route: Route, request: TurnRequest, wanted: EncodedAs = "count") -> Encoded | Refused:
         """The prompt that a turn would have."""
         try:
             ids = await self._prompter.encoded(request)
         except RequestError as error:
             return error.refused
-        return Encoded(ids, tuple(map(self._service.tokenizer.spelled, ids)), self._service.context_limit)
+        encoded = Encoded(len(ids), self._service.context_limit)
+        if wanted == "count":
+            return encoded
+        if len(ids) > MOST_TOLD_IDS:
+            what = f"the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
+            return Refused(400, engine_errors.INVALID_REQUEST, what)
+        spelled = await asyncio.to_thread(self._spelled, ids) if wanted == "spelled" else ()
+        return replace(encoded, ids=ids, spelled=spelled)
+
+    def _spelled(self, ids: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(map(self._service.tokenizer.spelled, ids))
 
     async def decode(self, route: Route, ids: tuple[int, ...]) -> str | Refused:
         """The text of ids, special tokens as they are spelled."""
@@ -268,7 +281,7 @@ class EngineReplica:
         if wrong is not None:
             what = f"token id {wrong} is unknown; the tokenizer's ids are below {tokenizer.public_rows}"
             return Refused(400, engine_errors.INVALID_REQUEST, f"tokens: {what}", "tokens")
-        return b"".join(map(tokenizer.spelled, ids)).decode("utf-8", errors="replace")
+        return b"".join(await asyncio.to_thread(self._spelled, ids)).decode("utf-8", errors="replace")
 
     # ------------------------------------------------------------------------------------------------ sessions
 

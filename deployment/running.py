@@ -286,7 +286,7 @@ class RunningTurn:
             self._commit(session, ended)
             await self._keeper.copies.turn_ended(session)
         elif not session.turns and not session.created:
-            await self._keeper.abandon(session)
+            await self._keeper.ending.abandon(session)
 
     async def _finish(self, finished: Finished) -> Closed:
         rest = self._text.flush()

@@ -12,6 +12,7 @@ from deployment.keyed_turns import is_keyed
 from deployment.ownership import Epoch, SessionKey
 from deployment.turn_records import followed
 from deployment.turns import Prompt
+from deployment.whole_documents import NOTHING, WholeDocument
 from state.media import Media, Placed
 from state.session_record import ForkPoint, Message, SessionRecord, TurnRecord
 
@@ -29,7 +30,7 @@ class Session:
     which on the log is kept beside the image, so that who takes over can tell that turn; 0: none did.
     `foreign`: another model or tokenizer made the ledger, so that only a full history goes on from it (decision 23).
     `created`: its client made it, so that it stays without a turn. `checkpoints`: kind and frontier of those that its
-    newest copy has; `copied`: that one's bytes. `alone`: its client wants it in one store, and nowhere else.
+    newest copy has; `newest`: that one. `alone`: its client wants it in one store, and nowhere else.
     `buried`: all copies have its tombstone. `fork_points`: see `SessionRecord`. `came`: where its state was when this
     replica became the owner; `arrived`: when that was, on a monotonic clock, unless it is a new one.
     """
@@ -49,7 +50,7 @@ class Session:
     running: HeldTurn | None = None
     created: bool = False
     checkpoints: tuple[tuple[str, int], ...] = ()
-    copied: int = 0
+    newest: WholeDocument = NOTHING
     alone: bool = False
     moving: bool = False
     buried: bool = False

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployment.body_reading import parse
 from deployment.cluster.transport import Cluster
 from deployment.errors import Refused, RequestError, invalid, session_exists, session_unavailable, unknown_session
 from deployment.fork_points import ForkAt
@@ -23,7 +24,7 @@ from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import body_of, document_of, session_name, tenant_of, visible_name
-from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody, parse
+from deployment.schemas import CheckpointBody, ForkBody, MigrateBody, NewSessionBody, SessionBody
 from deployment.server_objects import (
     adopted_object,
     checkpoint_object,

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,19 @@ from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, EngineError
 from deployment.engine.messages import Export, Exported
 from deployment.engine.service import EngineService
-from deployment.errors import RequestError, session_busy
+from deployment.errors import RequestError, session_busy, session_unavailable
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
+from deployment.ownership.log import HeadMoved, Numbered
 from deployment.ownership.messages import NoRoom
-from deployment.ownership.words import SessionKey
+from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES, WholeDocument, put_together
 from state.errors import StateError
 from state.fair_share import first_to_go
+
+KEPT_SECONDS = 30.0
+"""How long a session that is made of an image waits for all copies to hold it."""
 
 log = logging.getLogger("ray.serve")
 
@@ -46,11 +51,12 @@ class SessionCopies:
         transfers: Transfers,
         sessions: Mapping[SessionKey, Session],
         held: Callable[[SessionKey], Session | None],
+        write: Callable[[SessionKey, Sequence[Numbered]], Coroutine[Any, Any, None]],
         end: Callable[[Session], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`sessions`: all of the replica's, as they come and go; `held`: one that it may commit to, as far as it knows;
-        `end` deletes one; `spawn` runs what nobody waits for."""
+        `write` adds to one's log; `end` deletes one; `spawn` runs what nobody waits for."""
         self._node = node
         self._service = service
         self._owned = owned
@@ -58,9 +64,11 @@ class SessionCopies:
         self._transfers = transfers
         self._sessions = sessions
         self._held = held
+        self._write = write
         self._end = end
         self._spawn = spawn
         self._copying = Locks()
+        self._exporting = asyncio.Lock()
 
     async def copy(self, session: Session) -> None:
         """Gives an image of the session to all its copies, in the background."""
@@ -73,7 +81,8 @@ class SessionCopies:
             sequence = session.order = self._owned.end(key).sequence
             try:
                 began = time.perf_counter()
-                document, frontiers = await self._export(session)
+                session.newest, frontiers = await self._export(session)
+                document = session.newest.document
                 self._transfers.copied(len(document), time.perf_counter() - began)
                 self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
             except EngineError as error:
@@ -101,6 +110,35 @@ class SessionCopies:
         if not session.alone:
             await self._durable.turn_ended(session)
 
+    async def settle(self, session: Session) -> None:
+        """A new session that did not begin with a turn: all copies hold it when this returns. RequestError (503).
+
+        Until an image says them, the ids that it begins with are nowhere: whoever takes it over finds none there.
+        """
+        await self._settle(session, None)
+
+    async def settle_again(self, session: Session) -> None:
+        """The same of one that was there before, and is not what its copies' log and images say."""
+        await self._settle(session, session.turns[-1].id if session.turns else None)
+
+    async def recorded(self, session: Session) -> None:
+        """Something was added to the session's record between two turns: all copies have it when this returns."""
+        await self.settle_again(session)
+        await self.make_durable(session)
+
+    async def _settle(self, session: Session, turn: str | None) -> None:
+        still = session.moving
+        session.moving = True  # a turn's beginning must not be trimmed away behind an image that does not say it
+        try:
+            await self._write(session.key, [HeadMoved(NOTHING, turn, len(session.ledger))])
+            await self.copy(session)
+            async with asyncio.timeout(KEPT_SECONDS):
+                await self._owned.kept(session.key)
+        except (NotOwned, TimeoutError):
+            raise session_unavailable(session.key.session, "its copies do not answer") from None
+        finally:
+            session.moving = still
+
     async def publish_idle(self) -> None:
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
@@ -113,15 +151,29 @@ class SessionCopies:
         if not session.ledger:
             message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
             raise RequestError(409, "session_empty", message, "session")
-        return (await self._export(session))[0]
+        return (await self._export(session))[0].document
 
-    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[np.ndarray, tuple[int, ...]]:
-        command = Export(secrets.token_hex(8), session.engine_id, session.record(), checkpoints, session.foreign)
-        exported = await self._service.call(command)
-        assert isinstance(exported, Exported)
+    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[WholeDocument, tuple[int, ...]]:
+        before, record, foreign, fresh = session.newest, session.record(), session.foreign, dict[bytes, bytes]()
+        # One at a time: the engine hashes an image in slices, and has begun with no other meanwhile.
+        async with self._exporting:
+            while True:
+                command = Export(
+                    secrets.token_hex(8),
+                    session.engine_id,
+                    record,
+                    checkpoints,
+                    foreign,
+                    frozenset(before.places).union(fresh),
+                    slice_bytes=SLICE_BYTES,
+                )
+                exported = await self._service.call(command)
+                assert isinstance(exported, Exported)
+                fresh |= {segment.sha256: segment.data for segment in exported.segments}
+                if exported.whole:
+                    break
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        session.copied = len(exported.document)
-        return np.frombuffer(exported.document, np.uint8), exported.frontiers
+        return await asyncio.to_thread(put_together, before, fresh, exported), exported.frontiers
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
@@ -148,7 +200,7 @@ class SessionCopies:
 
     def bytes_of(self, session: Session) -> int:
         """What each of its copies takes, of a turn's own session its log."""
-        return self._owned.logged(session.key) if session.keyed else session.copied
+        return self._owned.logged(session.key) if session.keyed else len(session.newest.document)
 
     def _resting(self) -> list[Session]:
         """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or
@@ -167,7 +219,8 @@ class SessionCopies:
         if session is not None and session.key in self._owned:
             try:
                 sequence = session.order = self._owned.end(session.key).sequence
-                document, frontiers = await self._export(session, checkpoints=False)
+                session.newest, frontiers = await self._export(session, checkpoints=False)
+                document = session.newest.document
                 self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
             except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", session.key, error)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
+from deployment.creating import Creating
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
 from deployment.forking import Forking
@@ -24,10 +25,17 @@ class SessionDesk:
     """`EngineReplica` says what each call is. OwnedElsewhere, RequestError, EngineError."""
 
     def __init__(
-        self, replica: str, keeper: SessionKeeper, forking: Forking, state_limit: StateLimit, turns: TurnTable
+        self,
+        replica: str,
+        keeper: SessionKeeper,
+        creating: Creating,
+        forking: Forking,
+        state_limit: StateLimit,
+        turns: TurnTable,
     ) -> None:
         self._id = replica
         self._keeper = keeper
+        self._creating = creating
         self._forking = forking
         self._state_limit = state_limit
         self._turns = turns
@@ -69,12 +77,12 @@ class SessionDesk:
 
     async def import_(self, key: SessionKey, document: np.ndarray) -> Adopted:
         await self._state_limit.check(key.tenant)
-        session = await self._keeper.create_imported(key, await asyncio.to_thread(document.tobytes))
+        session = await self._creating.imported(key, await asyncio.to_thread(document.tobytes))
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
     async def create(self, key: SessionKey, alone: bool) -> Adopted:
         await self._state_limit.check(key.tenant)
-        session = await self._keeper.create_empty(key, alone)
+        session = await self._creating.empty(key, alone)
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
@@ -87,7 +95,7 @@ class SessionDesk:
                     await self._keeper.delete_again(key)
                 raise
             try:
-                await self._keeper.delete(session, time.time())
+                await self._keeper.ending.delete(session, time.time())
             except NotOwned:
                 continue  # whose it is now is known by acquiring it
             self._turns.forget(key)

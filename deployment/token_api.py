@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
+from deployment.body_reading import parse
 from deployment.errors import Refused
 from deployment.replica_calls import Replicas
-from deployment.request_reading import Asking, document_of, tenant_of, turn_request
-from deployment.schemas import TokenId, TurnBody, parse
+from deployment.request_reading import (
+    MAX_BODY_BYTES,
+    Asking,
+    body_too_large,
+    document_of,
+    tenant_of,
+    turn_request,
+)
+from deployment.schemas import TokenId, TurnBody
 from deployment.turn_api import TurnApi
-from deployment.wire import Encoded, TurnRequest
+from deployment.wire import MOST_TOLD_IDS, Encoded, EncodedAs, TurnRequest
 
 
 class TextBody(BaseModel):
@@ -31,7 +41,7 @@ class TokensBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: Annotated[list[TokenId], Field(max_length=MOST_TOLD_IDS)]
 
 
 class TokenApi:
@@ -40,7 +50,7 @@ class TokenApi:
         self._turns = turns
         self._model = model
 
-    async def encode(self, request: Request) -> dict[str, Any]:
+    async def encode(self, request: Request) -> Response:
         """Of a text, or of a conversation as a turn would have it."""
         document, size = await self._turns.document(request)
         tenant = tenant_of(request)
@@ -48,17 +58,14 @@ class TokenApi:
             turn = await self._turns.seen(turn_request(parse(TurnBody, document), "history", Asking(tenant)), size)
             with_strings = document.get("return_token_strs") is True
         else:
+            if size > MAX_BODY_BYTES:
+                raise body_too_large(MAX_BODY_BYTES)
             body = parse(TextBody, document)
             turn = TurnRequest(secrets.token_hex(16), "prompt", (), tenant=tenant, prompt=body.prompt)
             with_strings = body.return_token_strs
-        encoded = await self.encoded(turn)
-        strings = [data.decode("utf-8", errors="replace") for data in encoded.spelled] if with_strings else None
-        return {
-            "count": len(encoded.ids),
-            "max_model_len": encoded.context_limit,
-            "tokens": list(encoded.ids),
-            "token_strs": strings,
-        }
+        encoded = await self._encoded(turn, "spelled" if with_strings else "ids")
+        # A million tokens take their time to write: other requests' streams must not wait for them.
+        return await asyncio.to_thread(_answer, encoded, with_strings)
 
     async def decode(self, request: Request) -> dict[str, Any]:
         body = parse(TokensBody, await document_of(request))
@@ -67,9 +74,24 @@ class TokenApi:
             raise text.error
         return {"prompt": text}
 
-    async def encoded(self, turn: TurnRequest) -> Encoded:
-        """RequestError (400) for a conversation that cannot be rendered."""
-        answer = await self._replicas.ask_any("encode", self._model, turn)
+    async def count(self, turn: TurnRequest) -> int:
+        """Of a prompt's tokens. RequestError (400) for a conversation that cannot be rendered."""
+        return (await self._encoded(turn, "count")).count
+
+    async def _encoded(self, turn: TurnRequest, wanted: EncodedAs) -> Encoded:
+        answer = await self._replicas.ask_any("encode", self._model, turn, wanted)
         if isinstance(answer, Refused):
             raise answer.error
         return answer
+
+
+def _answer(encoded: Encoded, with_strings: bool) -> Response:
+    strings = [data.decode("utf-8", errors="replace") for data in encoded.spelled] if with_strings else None
+    return JSONResponse(
+        {
+            "count": encoded.count,
+            "max_model_len": encoded.context_limit,
+            "tokens": encoded.ids,
+            "token_strs": strings,
+        }
+    )

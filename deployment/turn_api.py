@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployment.answer import AnswerFormat, Choices
+from deployment.body_reading import parse
 from deployment.chat_format import ChatFormat
 from deployment.cluster.transport import Cluster
 from deployment.completion_format import CompletionFormat, merged
@@ -29,7 +30,7 @@ from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import asking_of, body_of, completion_requests, document_in, document_of, turn_request
-from deployment.schemas import TurnBody, UsageTold, parse
+from deployment.schemas import TurnBody, UsageTold
 from deployment.sse import chunks, kept_alive
 from deployment.wire import Opened, Told, TurnRequest
 

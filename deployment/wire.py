@@ -267,13 +267,21 @@ class Elsewhere:
     turn: str
 
 
+MOST_TOLD_IDS = 1 << 20
+"""Token ids that are told, or taken to be told as text, at once: more than the longest context has."""
+
+EncodedAs = Literal["count", "ids", "spelled"]
+"""What is asked of a prompt's tokens: how many they are, their ids too, or also how each of them is spelled."""
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as tokens: their ids and spellings, and how many a turn may have in all."""
+    """A prompt as tokens: how many they are, and may be in a turn; their ids and spellings, if these were asked for."""
 
-    ids: tuple[int, ...]
-    spelled: tuple[bytes, ...]
+    count: int
     context_limit: int
+    ids: tuple[int, ...] = ()
+    spelled: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

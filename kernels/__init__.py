@@ -4,6 +4,6 @@ A public function picks its implementation by device. The torch reference runs e
 Triton kernel beside it. Nothing here knows of models, sessions or requests.
 """
 
-NUMERICS = 2
+NUMERICS = 3
 """Raised with what changes the numbers that our kernels give, if only in their last bits: state of another arithmetic
 is made again from its tokens (decision 23)."""

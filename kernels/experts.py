@@ -10,7 +10,8 @@ On a card three kernels do it, none of which waits for the host. Columns are sor
 its own among all choices. Then a grid of tiles, at most ROWS columns of one expert each, is sized by the largest number
 of tiles that there could be; a program looks up which expert its tile belongs to, and ends at once where there is no
 such tile. So an expert that nobody chose is not read, and every weight is read once for each tile of its columns. The
-tiles of the shared expert come first.
+tiles of the shared expert come first. Products with down do not wait for all of those with gate and up: programs of
+these are counted by expert as they end.
 
 Source: research of the target's mixture (experts, shared expert).
 """
@@ -82,7 +83,7 @@ def tilings(columns: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple
         tiling = Tiling(min(rows, 32), 32, 32, 2, 4)
         return tiling, tiling
     if rows == 16:
-        return Tiling(16, 64, 128, 3, 4), Tiling(16, 128, 128, 3, 4)
+        return Tiling(16, 64, 128, 3, 2), Tiling(16, 128, 128, 2, 4)
     if rows == 32:
         return Tiling(32, 128, 64, 4, 4), Tiling(32, 128, 64, 4, 4)
     if rows == 64 or columns * top_k < 128 * experts:
@@ -97,17 +98,20 @@ def most_tiles(columns: int, top_k: int, experts: int, rows: int) -> int:
     return touched + (choices - touched) // rows + triton.cdiv(columns, rows)
 
 
-def sort_choices(routing: Routing, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places int32 [T k] of all choices by expert and then by place, begins int32 [E]: where each expert's do)."""
+def sort_choices(routing: Routing, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(places int32 [T k] of all choices by expert and then by place, begins int32 [E]: where each expert's do, zeros
+    int32 [E + 1]: programs that have ended of each expert, and of the shared one)."""
     chosen = routing.experts
     count, device = chosen.numel(), chosen.device
     places = torch.empty(count, dtype=torch.int32, device=device)
     begins = torch.empty(experts, dtype=torch.int32, device=device)
+    ended = torch.empty(experts + 1, dtype=torch.int32, device=device)
     block, overlapping = min(max(16, triton.next_power_of_2(count)), _SORTED_AT_ONCE), overlaps(chosen)
     sort_kernel[(experts,)](
         chosen,
         places,
         begins,
+        ended,
         count,
         K=routing.top_k,
         BLOCK=block,
@@ -115,7 +119,7 @@ def sort_choices(routing: Routing, experts: int) -> tuple[torch.Tensor, torch.Te
         num_warps=4 if block > 512 else 1,
         launch_pdl=overlapping,
     )
-    return places, begins
+    return places, begins, ended
 
 
 def _check(x: torch.Tensor, routing: Routing, experts: Experts) -> None:
@@ -147,8 +151,10 @@ def _launch(
     to: Tiling,
     rows: int,
     depths: tuple[int, ...],
+    awaited: dict[str, int],
 ) -> None:
-    """The products with matrices of at most `rows` rows, each one of `depths` deep."""
+    """The products with matrices of at most `rows` rows, each one of `depths` deep. `awaited`: the tiles of the kernel
+    whose programs are waited for, if any."""
     overlapping = overlaps(tensors[0])
     tiles = most_tiles(sizes.columns, top_k, sizes.experts, to.rows)
     kernel[(triton.cdiv(rows, to.weights), tiles)](
@@ -161,6 +167,7 @@ def _launch(
         DEPTH=to.depth,
         WHOLE=all(depth % to.depth == 0 for depth in depths),
         STAGES=to.stages,
+        **awaited,
         OVERLAPS=overlapping,
         num_warps=to.warps,
         launch_pdl=overlapping,
@@ -182,9 +189,10 @@ def run_experts_triton(
     sizes = _Sizes(columns, count, width, inner, shared_inner, hidden.shape[1])
     gate_up, down = plan or tilings(columns, top_k, count, x.dtype)
     tensors = x, *sorted_choices, experts.gate_up, experts.shared_gate_up, hidden
-    _launch(gate_up_kernel, tensors, sizes, top_k, gate_up, 2 * hidden.shape[1], (width,))
+    _launch(gate_up_kernel, tensors, sizes, top_k, gate_up, 2 * hidden.shape[1], (width,), {})
     tensors = hidden, *sorted_choices, experts.down, experts.shared_down, routing.weights, parts
-    _launch(down_kernel, tensors, sizes, top_k, down, width, (inner, shared_inner))
+    awaited = {"GATE_ROWS": gate_up.rows, "GATE_WEIGHTS": gate_up.weights}
+    _launch(down_kernel, tensors, sizes, top_k, down, width, (inner, shared_inner), awaited)
     return parts
 
 

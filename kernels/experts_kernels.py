@@ -16,10 +16,17 @@ from kernels.overlap import let_next_start, wait_for_earlier
 
 @triton.jit
 def sort_kernel(
-    experts_ptr, places_ptr, begins_ptr, count, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+    experts_ptr,
+    places_ptr,
+    begins_ptr,
+    ended_ptr,
+    count,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program e: the places of the choices of expert e, in order, behind those of all lower experts; and where they
-    begin."""
+    begin. None of its products has ended."""
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     expert = tl.program_id(0)
@@ -29,6 +36,9 @@ def sort_kernel(
         lower += (tl.load(experts_ptr + first + i, mask=first + i < count, other=expert) < expert).to(tl.int32)
     to = tl.sum(lower, 0)
     tl.store(begins_ptr + expert, to)
+    tl.store(ended_ptr + expert, 0)
+    if expert == 0:
+        tl.store(ended_ptr + tl.num_programs(0), 0)  # of the shared expert
     for first in range(0, count, BLOCK):
         choice = first + i
         own = (tl.load(experts_ptr + choice, mask=choice < count, other=-1) == expert).to(tl.int32)
@@ -40,8 +50,8 @@ def sort_kernel(
 def _columns_of_tile(
     places_ptr, begins_ptr, columns, experts, K: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """(expert of the tile `program_id(1)`, places int32 [ROWS], -1 where there is none). The expert is -1 for the
-    shared one, and `experts` or more where there is no such tile."""
+    """(expert of the tile `program_id(1)`, how many columns it has, places int32 [ROWS], -1 where there is none). The
+    expert is -1 for the shared one, and `experts` or more where there is no such tile."""
     i = tl.arange(0, ROWS)
     column = tl.program_id(1) * ROWS + i
     tile = tl.program_id(1) - tl.cdiv(columns, ROWS)
@@ -52,13 +62,15 @@ def _columns_of_tile(
     earlier = tl.cumsum(tiles, 0) <= tile
     expert = tl.sum(earlier.to(tl.int32), 0)
     mine = e == expert
-    at = tl.sum(tl.where(mine, begins, 0), 0) + (tile - tl.sum(tl.where(earlier, tiles, 0), 0)) * ROWS + i
-    exists = (tile >= 0) & (at < tl.sum(tl.where(mine, ends, 0), 0))
+    begin, end = tl.sum(tl.where(mine, begins, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
+    at = begin + (tile - tl.sum(tl.where(earlier, tiles, 0), 0)) * ROWS + i
+    exists = (tile >= 0) & (at < end)
     routed = tl.load(places_ptr + at, mask=exists, other=-1)
     shared = tl.where(column < columns, column * (K + 1) + K, -1)
     places = tl.where(tile < 0, shared, routed)
+    size = tl.where(tile < 0, columns, end - begin)
     expert = tl.where(tile < 0, -1, expert)
-    return expert, places
+    return expert, size, places
 
 
 @triton.jit
@@ -117,6 +129,7 @@ def gate_up_kernel(
     x_ptr,
     places_ptr,
     begins_ptr,
+    ended_ptr,
     weight_ptr,
     shared_ptr,
     hidden_ptr,
@@ -135,10 +148,11 @@ def gate_up_kernel(
     STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """SiLU(gate) * up at every place. A gate row and its up row are neighbours in a tile, so that a thread has both."""
+    """SiLU(gate) * up at every place. A gate row and its up row are neighbours in a tile, so that a thread has both. A
+    program that has ended is counted for its expert."""
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
-    expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
+    expert, _, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
     if expert >= experts:
         return
     weight_rows = _gate_up_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
@@ -153,6 +167,19 @@ def gate_up_kernel(
     inside = column < tl.where(expert < 0, shared_inner, inner)
     to = hidden_ptr + places[:, None].to(tl.int64) * hidden_stride + column[None, :]
     tl.store(to, (activated * up).to(dtype), mask=exists[:, None] & inside[None, :])
+    tl.debug_barrier()  # one thread counts, and all have written
+    tl.atomic_add(ended_ptr + tl.where(expert < 0, experts, expert), 1, sem="release")
+
+
+@triton.jit
+def _wait_for_hidden(
+    ended_ptr, expert, experts, size, hidden_stride, GATE_ROWS: tl.constexpr, GATE_WEIGHTS: tl.constexpr
+):
+    """Returns when all programs of `gate_up_kernel` have ended that are of this expert, which has `size` columns."""
+    programs = tl.cdiv(2 * hidden_stride, GATE_WEIGHTS) * tl.cdiv(size, GATE_ROWS)
+    at = ended_ptr + tl.where(expert < 0, experts, expert)
+    while tl.atomic_add(at, 0, sem="acquire") < programs:
+        pass
 
 
 @triton.jit
@@ -160,6 +187,7 @@ def down_kernel(
     hidden_ptr,
     places_ptr,
     begins_ptr,
+    ended_ptr,
     weight_ptr,
     shared_ptr,
     share_ptr,
@@ -177,21 +205,28 @@ def down_kernel(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    GATE_ROWS: tl.constexpr,
+    GATE_WEIGHTS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Every place's output, times its weight in the routing (`share`)."""
-    wait_for_earlier(OVERLAPS)
+    """Every place's output, times its weight in the routing (`share`).
+
+    It begins when every program of gate and up has begun, which all have waited for the sort, and a tile when those of
+    its expert have ended: the last of gate and up leave most of the card's bandwidth to it.
+    """
     let_next_start(OVERLAPS)
-    expert, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
+    expert, size, places = _columns_of_tile(places_ptr, begins_ptr, columns, experts, K, ROWS, EXPERTS)
     if expert >= experts:
         return
     weight_rows = _down_rows(expert, weight_ptr, shared_ptr, width, inner, shared_inner, WEIGHTS)
+    _wait_for_hidden(ended_ptr, expert, experts, size, hidden_stride, GATE_ROWS, GATE_WEIGHTS)
     exists = places >= 0
     at = tl.maximum(places, 0).to(tl.int64)
-    size = tl.where(expert < 0, shared_inner, inner)
-    total = _product(hidden_ptr + at * hidden_stride, weight_rows, exists, size, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES)
+    depth = tl.where(expert < 0, shared_inner, inner)
+    total = _product(hidden_ptr + at * hidden_stride, weight_rows, exists, depth, ROWS, WEIGHTS, DEPTH, WHOLE, STAGES)
     dtype = parts_ptr.dtype.element_ty
     share = tl.load(share_ptr + at, mask=exists, other=0.0).to(tl.float32)
     part = (total.to(dtype).to(tl.float32) * share[:, None]).to(dtype)
     column = tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS)
     tl.store(parts_ptr + at[:, None] * width + column[None, :], part, mask=exists[:, None] & (column < width)[None, :])
+    wait_for_earlier(OVERLAPS)  # for those after it, which wait for it alone

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.overlap import let_next_start, wait_for_earlier
+from kernels.overlap import ask_for, let_next_start, wait_for_earlier
 
 NORM_EPS = tl.constexpr(1e-6)
 
@@ -62,13 +62,18 @@ def recurrence_kernel(
 
     A column's inputs are asked for while the column before it is computed: they would be waited for otherwise.
     """
-    wait_for_earlier(OVERLAPS)
-    let_next_start(OVERLAPS)
     tiles: tl.constexpr = VALUE_DIM // TILE
     channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     head, batch, layer = tl.program_id(0) // tiles, tl.program_id(1), tl.program_id(2)
     key = tl.arange(0, KEY_DIM)
-    value = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    first_value = tl.program_id(0) % tiles * TILE
+    value = first_value + tl.arange(0, TILE)
+    states_ptr += tl.load(slots_ptr + batch) * slot_stride + layer.to(tl.int64) * layer_stride
+    states_ptr += head * (KEY_DIM * VALUE_DIM)
+    if ANSWERS:
+        ask_for(states_ptr + key * VALUE_DIM + first_value, OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = (layer * tl.num_programs(1) + batch).to(tl.int64) * width
     live = tl.minimum(tl.load(counts_ptr + batch), width).to(tl.int32)
     out = out_ptr + row * (HEADS * VALUE_DIM) + head * VALUE_DIM + value
@@ -77,9 +82,7 @@ def recurrence_kernel(
             tl.store(out + column * (HEADS * VALUE_DIM), tl.zeros((TILE,), out_ptr.dtype.element_ty))
     if live <= 0:
         return
-    slot = tl.load(slots_ptr + batch)
-    at_state = states_ptr + slot * slot_stride + layer.to(tl.int64) * layer_stride + head * (KEY_DIM * VALUE_DIM)
-    at_state = at_state + key[:, None] * VALUE_DIM + value[None, :]
+    at_state = states_ptr + key[:, None] * VALUE_DIM + value[None, :]
     at_q = mixed_ptr + row * channels + head // (HEADS // KEY_HEADS) * KEY_DIM + key
     at_k = at_q + KEY_HEADS * KEY_DIM
     at_v = mixed_ptr + row * channels + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + value

@@ -206,7 +206,7 @@ def _launch(
             PARTS=0 if y is None else added.shape[1],
             OFFSET=offset,
             OVERLAPS=overlapping,
-            num_warps=min(max(block // 512, 1), 8),
+            num_warps=min(max(block // 128, 1), 16),  # all parts of a row are on their way at once
             launch_pdl=overlapping,
         )
     return out

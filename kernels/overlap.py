@@ -2,8 +2,9 @@
 
 A launch with `launch_pdl=True` starts as soon as every program of the kernel before it has called `let_next_start` or
 has ended. So its programs call `wait_for_earlier` before they read or write: it returns when all that kernel wrote is
-there to be read, and since that kernel waited likewise, all that came before it too. Only `ask_for` may stand ahead of
-it: a line of memory that no kernel writes is the same sooner.
+there to be read, and since that kernel waited likewise, all that came before it too. Only this may stand ahead of it:
+`ask_for`, since a line of memory is the same in the cache; loads of what none of our kernels writes, such as slots; and
+loads of what was there before the kernel before this one let it start, having waited itself.
 
 Cards before Hopper cannot, nor can Triton's interpreter: there `overlaps` is False and launches follow each other.
 
@@ -52,8 +53,7 @@ def let_next_start(OVERLAPS: tl.constexpr):
 
 @triton.jit
 def ask_for(pointers, OVERLAPS: tl.constexpr):
-    """Has the lines of memory behind `pointers` brought into the L2 cache: of weights alone, ahead of
-    `wait_for_earlier`."""
+    """Has the lines of memory behind `pointers` brought into the L2 cache, ahead of `wait_for_earlier`."""
     if OVERLAPS:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",

@@ -6,8 +6,8 @@
 Rounding points: the router's logits and the product w_shared . x are rounded to x's dtype; softmax, renormalisation and
 sigmoid are FP32, and the weights that they give are rounded to x's dtype.
 
-On a card one program a column adds the parts of its logits in a fixed order, chooses, and multiplies with w_shared. It
-asks the host for nothing.
+On a card one program a column adds the parts of its logits in a fixed order and chooses, while another one multiplies
+with w_shared. They ask the host for nothing.
 
 Source: research of the target's mixture (router, shared expert); decision 9 for ties.
 """
@@ -80,15 +80,20 @@ def _choose_kernel(
     CHUNK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """`logits` [PARTS, rows, experts] without gaps. PLACES: a power of two above K."""
+    """Program (row, 0: its experts, 1: the weight of the shared one). `logits` [PARTS, rows, experts] without gaps.
+    PLACES: a power of two that is no less than K."""
     wait_for_earlier(OVERLAPS)
     let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     dtype = x_ptr.dtype.element_ty
-    # one chunk is all there is of most models: its loads are on their way together with those of the logits
-    products = _products(x_ptr + row * width, shared_gate_ptr, 0, width, CHUNK)
-    for begin in range(CHUNK, width, CHUNK):
-        products += _products(x_ptr + row * width, shared_gate_ptr, begin, width, CHUNK)
+    weights_ptr += row * (K + 1)
+    if tl.program_id(1) == 1:
+        products = _products(x_ptr + row * width, shared_gate_ptr, 0, width, CHUNK)
+        for begin in range(CHUNK, width, CHUNK):
+            products += _products(x_ptr + row * width, shared_gate_ptr, begin, width, CHUNK)
+        shared = tl.sum(products, 0).to(dtype).to(tl.float32)
+        tl.store(weights_ptr + K, (1.0 / (1.0 + tl.exp(-shared))).to(dtype))
+        return
     expert = tl.arange(0, EXPERTS)
     exists = expert < experts
     logits = tl.zeros((EXPERTS,), tl.float32)
@@ -108,9 +113,7 @@ def _choose_kernel(
         chosen = tl.where(place == rank, best.to(tl.float32, bitcast=True), chosen)
         ids = tl.where(place == rank, first, ids)
     tl.store(experts_ptr + row * K + place, ids, mask=place < K)
-    shared = tl.sum(products, 0).to(dtype).to(tl.float32)
-    weights = tl.where(place < K, chosen / tl.sum(chosen, 0), 1.0 / (1.0 + tl.exp(-shared)))
-    tl.store(weights_ptr + row * (K + 1) + place, weights.to(dtype), mask=place <= K)
+    tl.store(weights_ptr + place, (chosen / tl.sum(chosen, 0)).to(dtype), mask=place < K)
 
 
 def _logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
@@ -134,7 +137,7 @@ def route_triton(x: torch.Tensor, router: torch.Tensor, shared_gate: torch.Tenso
     weights = torch.empty((rows, top_k + 1), dtype=x.dtype, device=x.device)
     if rows:
         logits, overlapping = _logits(x, router), overlaps(x)
-        _choose_kernel[(rows,)](
+        _choose_kernel[(rows, 2)](
             logits,
             x,
             shared_gate,
@@ -145,7 +148,7 @@ def route_triton(x: torch.Tensor, router: torch.Tensor, shared_gate: torch.Tenso
             width,
             PARTS=len(logits),
             K=top_k,
-            PLACES=triton.next_power_of_2(top_k + 1),
+            PLACES=triton.next_power_of_2(top_k),
             EXPERTS=triton.next_power_of_2(experts),
             CHUNK=_CHUNK,
             OVERLAPS=overlapping,

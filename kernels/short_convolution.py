@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch_checks import require, require_contiguous
-from kernels.overlap import let_next_start, overlaps, wait_for_earlier
+from kernels.overlap import ask_for, let_next_start, overlaps, wait_for_earlier
 
 _CHANNELS = 256
 _COLUMNS = 4
@@ -74,14 +74,19 @@ def _short_convolution_kernel(
     OVERLAPS: tl.constexpr,
 ):
     """Program (tile of channels, tile of columns, b)."""
-    wait_for_earlier(OVERLAPS)
-    let_next_start(OVERLAPS)
     batch, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * COLUMNS
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    histories_ptr += tl.load(slots_ptr + batch) * slot_stride
+    held = tl.minimum(c, channels - 1)
+    ask_for(weight_ptr + held * TAPS, OVERLAPS)
+    if first < TAPS - 1:
+        ask_for(histories_ptr + held * (TAPS - 1), OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    let_next_start(OVERLAPS)
     t = first + tl.arange(0, COLUMNS)[:, None]
     exists = (c < channels)[None, :]
     x = x_ptr + batch * x_row + c[None, :]
-    history = histories_ptr + tl.load(slots_ptr + batch) * slot_stride + c[None, :] * (TAPS - 1)
+    history = histories_ptr + c[None, :] * (TAPS - 1)
     at = (batch * width + t) * channels + c[None, :]
     total = tl.zeros((COLUMNS, CHANNELS), tl.float32)
     for tap in tl.static_range(TAPS):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import safetensors.torch
 import torch
 
 from state.checkpoint import Checkpoint
-from state.container import seal
+from state.container import around, seal
 from state.coverage import check_coverage
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
@@ -58,6 +59,27 @@ class DetachedSession:
         return [self.segments[index] for index in self.media]
 
 
+@dataclass(frozen=True)
+class SessionParts:
+    """An attached document: `head`, what `segments` read in their order, `trailer`."""
+
+    head: bytes
+    segments: tuple[DetachedSegment, ...]
+    trailer: bytes
+
+
+@dataclass
+class _Begun:
+    """`hashed`: bytes of `data` that `digest` has taken in."""
+
+    kind: str
+    place: int
+    content: int | str
+    data: bytes
+    digest: Any
+    hashed: int = 0
+
+
 class SegmentDigests:
     """Which contents of one memory were hashed before. Not more entries than the memory has places, times the columns
     that a page was hashed at, and the `MEDIA_KNOWN` media that were hashed last."""
@@ -65,6 +87,7 @@ class SegmentDigests:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int | str, dict[int, Segment]]] = {}
         self._media: dict[str, Segment] = {}
+        self._begun: _Begun | None = None
 
     def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
@@ -81,6 +104,21 @@ class SegmentDigests:
         """The same, if it was hashed before."""
         known = self._known.get((kind, place))
         return known[1].get(columns) if known is not None and known[0] == content else None
+
+    def begin(self, kind: str, place: int, content: int | str, read: Callable[[], bytes], most: int) -> bytes | None:
+        """Hashes at most `most` bytes more of what `read` gives, whose digest is known once its bytes are returned.
+        Only the one that was asked for last is begun."""
+        begun = self._begun
+        if begun is None or (begun.kind, begun.place, begun.content) != (kind, place, content):
+            begun = self._begun = _Begun(kind, place, content, read(), hashlib.sha256())
+        end = min(begun.hashed + most, len(begun.data))
+        begun.digest.update(memoryview(begun.data)[begun.hashed : end])
+        begun.hashed = end
+        if end < len(begun.data):
+            return None
+        self._begun = None
+        self.of(kind, place, content, 0, lambda: Segment(end, begun.digest.digest()))
+        return begun.data
 
     def known_media(self, digest: str) -> Segment | None:
         return self._media.get(digest)
@@ -105,8 +143,38 @@ def encode_session(
     `key`: the document is signed with it. Raises `FormatError` for a record that cannot travel, naming the element.
     """
     table = _Table(memory, SegmentDigests(), keep_bytes=True)
-    manifest, _, _ = _manifest(memory, checkpoints, record, fingerprint, table)
-    return seal(manifest, list(table.payload.values()), detached=False, key=key)
+    parts = _parts(memory, checkpoints, record, fingerprint, table, key)
+    return b"".join([parts.head, *(segment.read() for segment in parts.segments), parts.trailer])
+
+
+def encode_sliced(
+    memory: StateMemory,
+    checkpoints: Sequence[Checkpoint],
+    record: SessionRecord,
+    fingerprint: Fingerprint,
+    key: bytes | None,
+    digests: SegmentDigests,
+    without: Collection[bytes],
+    most: int,
+) -> SessionParts | tuple[DetachedSegment, ...]:
+    """The same document for whoever has its segments `without`: those are not read, and what `digests` knows is not
+    hashed. Where about `most` bytes are too few for the others, the first of these, to be asked for again with them
+    among `without`; none where an image is not hashed to its end yet."""
+    table = _Table(memory, digests, keep_bytes=True)
+    bringing: list[DetachedSegment] = []
+    listed, left = 0, most
+    for checkpoint in checkpoints:
+        memory.check_kept(checkpoint)
+        if not table.begin_image(checkpoint, left):
+            return tuple(bringing)
+        for index in table.add(checkpoint):
+            if index == listed and table.detached[index].sha256 not in without:
+                bringing.append(table.detached[index])
+                left -= table.detached[index].size
+            listed = len(table.detached)
+            if left <= 0:
+                return tuple(bringing)
+    return _parts(memory, checkpoints, record, fingerprint, table, key)
 
 
 def encode_detached(
@@ -156,6 +224,20 @@ def encode_carried(
     places = tuple(tuple(table.add_known(segment) for segment in segments) for _, segments in carried)
     manifest, media = _written([checkpoint for checkpoint, _ in carried], places, record, fingerprint, table)
     return DetachedSession(seal(manifest, [], detached=True, key=key), tuple(table.detached), places, media)
+
+
+def _parts(
+    memory: StateMemory,
+    checkpoints: Sequence[Checkpoint],
+    record: SessionRecord,
+    fingerprint: Fingerprint,
+    table: _Table,
+    key: bytes | None,
+) -> SessionParts:
+    manifest, _, _ = _manifest(memory, checkpoints, record, fingerprint, table)
+    size = sum(segment.size for segment in table.detached)
+    head, trailer = around(manifest, size, detached=False, key=key)
+    return SessionParts(head, tuple(table.detached), trailer)
 
 
 def _manifest(
@@ -213,6 +295,18 @@ class _Table:
         yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self.memory, checkpoint))
         numbers = range(len(checkpoint.pages))
         yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
+
+    def begin_image(self, checkpoint: Checkpoint, most: int) -> bool:
+        """Whether the digest of a checkpoint's image is known, of which at most `most` bytes more are hashed for it."""
+        place, content = checkpoint.slot, checkpoint.id
+        if self._digests.known("image", place, content, 0) is None:
+            read = partial(_serialized, partial(_image, self.memory, checkpoint))
+            data = self._digests.begin("image", place, content, read, most)
+            segment = self._digests.known("image", place, content, 0)
+            if data is None or segment is None:
+                return False
+            self.payload.setdefault(segment.sha256, data)
+        return True
 
     def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
         """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""

@@ -36,14 +36,20 @@ class Envelope:
 
 def seal(manifest: bytes, payload: list[bytes], *, detached: bool, key: bytes | None) -> bytes:
     """The document of a manifest and its payload. Raises `FormatError` for a manifest over the limit."""
+    head, trailer = around(manifest, sum(map(len, payload)), detached=detached, key=key)
+    return b"".join([head, *payload, trailer])
+
+
+def around(manifest: bytes, payload_bytes: int, *, detached: bool, key: bytes | None) -> tuple[bytes, bytes]:
+    """What lies before a payload of so many bytes, and after it."""
     if len(manifest) > MANIFEST_LIMIT:
         raise FormatError("manifest", f"has {len(manifest)} bytes, may have {MANIFEST_LIMIT}: the session is too large")
     flags = (SIGNED if key is not None else 0) | (DETACHED if detached else 0)
     trailer_bytes = DIGEST_BYTES * (1 if key is None else 2)
-    total = HEADER.size + len(manifest) + sum(map(len, payload)) + trailer_bytes
+    total = HEADER.size + len(manifest) + payload_bytes + trailer_bytes
     head = HEADER.pack(MAGIC, *VERSION, flags, len(manifest), total) + manifest
     signature = b"" if key is None else _signature(key, head)
-    return b"".join([head, *payload, signature, hashlib.sha256(head + signature).digest()])
+    return head, signature + hashlib.sha256(head + signature).digest()
 
 
 def unseal(blob: Blob, *, key: bytes | None, demand_signature: bool) -> Envelope:

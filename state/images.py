@@ -42,6 +42,8 @@ class ImagePool:
         )
         self._used = [False] * slots
         self._free = list(range(slots - 1, -1, -1))
+        self.changes = 0
+        """Counts what was taken and given back."""
 
     @property
     def slots(self) -> int:
@@ -61,6 +63,7 @@ class ImagePool:
         """Takes a slot (`CapacityError` if there is none). Its content is whatever was there before."""
         if not self._free:
             raise CapacityError(self.name, 1, 0)
+        self.changes += 1
         slot = self._free.pop()
         self._used[slot] = True
         return slot
@@ -69,6 +72,7 @@ class ImagePool:
         """Gives a slot back. Raises `StateError` if it is free already."""
         if not self._used[slot]:
             raise StateError(f"{self.name}: slot {slot} is released, but it is free already")
+        self.changes += 1
         self._used[slot] = False
         self._free.append(slot)
 

@@ -96,6 +96,11 @@ class StateMemory:
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         return tuple(self._checkpoints.values())
 
+    @property
+    def changes(self) -> int:
+        """As long as it stays, nothing was taken of any pool, shared or given back."""
+        return self.images.changes + self.target.changes + (self.draft.changes if self.draft else 0)
+
     # ------------------------------------------------------------------------------------------------ sequences
 
     def open(self, tokens: int) -> SequenceMemory:

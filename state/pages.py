@@ -38,6 +38,8 @@ class PagePool:
         self._refcounts = [0] * pages
         self._epochs = [0] * pages
         self._free = list(range(pages - 1, -1, -1))
+        self.changes = 0
+        """Counts what was taken, shared and given back: as long as it stays, so do all counts of pages."""
 
     @property
     def pages(self) -> int:
@@ -65,6 +67,7 @@ class PagePool:
             raise StateError(f"{self.name}: {count} pages wanted, must not be negative")
         if count > len(self._free):
             raise CapacityError(self.name, count, len(self._free))
+        self.changes += 1
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._refcounts[page] = 1
@@ -76,11 +79,13 @@ class PagePool:
         for page in pages:
             if self._refcounts[page] < 1:
                 raise StateError(f"{self.name}: page {page} is free and cannot be shared")
+        self.changes += 1
         for page in pages:
             self._refcounts[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Takes one reference from each page; a page without references is free. Raises `StateError` if it was free."""
+        self.changes += 1
         for page in pages:
             if self._refcounts[page] < 1:
                 raise StateError(f"{self.name}: page {page} is released, but it is free already")

@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployment.anthropic_messages.format import PING, MessageFormat, new_request_id
 from deployment.anthropic_messages.schema import MessagesBody, PromptBody
+from deployment.body_reading import parse
 from deployment.request_reading import Asking, asking_of, turn_request
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
@@ -41,8 +42,8 @@ class MessagesApi:
         body = parse(PromptBody, document)
         self._turns.check_model(body.model)
         turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
-        encoded = await self._tokens.encoded(turn)
-        return JSONResponse({"input_tokens": len(encoded.ids)}, headers={"request-id": new_request_id()})
+        count = await self._tokens.count(turn)
+        return JSONResponse({"input_tokens": count}, headers={"request-id": new_request_id()})
 
 
 def _turn(body: PromptBody, asking: Asking) -> TurnRequest:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, has_other_directories, remove_other_versions, versioned
@@ -271,16 +271,17 @@ class DirectoryActor:
                 log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
 
     async def _probe(self, replica: str, known: Replica) -> None:
-        """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing."""
+        """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing, or that it
+        is unavailable, and may be there again."""
         try:
             await asyncio.wait_for(known.handle.__ray_ready__.remote(), PROBE_SECONDS)
+        except (ActorUnavailableError, TimeoutError):
+            pass
         except RayActorError:
             self._replicas.pop(replica, None)
             self._fleet.gone(replica)
             self._directory.replica_exited(replica)
             self._reconcile()
-        except TimeoutError:
-            pass
 
 
 def _durable_sessions(place: str, key_env: str | None) -> list[tuple[SessionKey, Order]]:

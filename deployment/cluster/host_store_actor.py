@@ -13,11 +13,12 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from deployment.cluster.names import NAMESPACE, GcsValues, directory_name, named_actor, store_name, versioned
+from deployment.cluster.names import GcsValues, directory_name, host_stores, named_actor, store_name, versioned
 from deployment.engine.log_lines import LogOptions, log_to_stderr
 from deployment.metrics.measured import Room
 from deployment.ownership.messages import Bring, FromStore, Gap, Image, Put, ToStore
 from deployment.ownership.registry import Registry
+from deployment.ownership.sending import BRING_SECONDS
 from deployment.ownership.store import KnownTurn, Store
 from deployment.ownership.words import Member, Order, SessionKey
 from state.arena import open_arena
@@ -47,7 +48,7 @@ class HostStoreActor:
         self._registry = Registry(GcsValues(), versioned(app))
         self._bringing: dict[tuple[SessionKey, Order], asyncio.Task[tuple[tuple[int, ...], bytes]]] = {}
         self._beating: asyncio.Task[None] | None = None
-        sweep(directory, _live_arenas(app, self._node))
+        sweep(directory, {*host_stores(), (versioned(app), self._node)})
         self._arena = open_arena(versioned(app), self._node, size, directory)
         self._store = self._opened()
         # A constructor has no event loop, and after a restart nobody might call for long.
@@ -89,8 +90,7 @@ class HostStoreActor:
         """Lets go of the arena, and of all that is in it: the application is taken down."""
         if self._beating is not None:
             self._beating.cancel()
-        self._arena.close()
-        arena_path(self._shared_memory, self._app, self._node).unlink(missing_ok=True)
+        self._discard_arena()
 
     # An actor that was started again may not find itself under its new address at once.
     @ray.method(max_task_retries=-1)
@@ -106,7 +106,8 @@ class HostStoreActor:
         at = message.key, message.order
         task = self._bringing.get(at)
         if task is None:
-            self._bringing[at] = asyncio.create_task(fetch_image(self._app, message.source, *at))
+            task = self._bringing[at] = asyncio.create_task(fetch_image(self._app, message.source, *at))
+            task.add_done_callback(lambda task: self._drop_unasked(at, task))
             return None
         if not task.done():
             return None
@@ -117,6 +118,15 @@ class HostStoreActor:
             log.warning("store %s could not fetch an image from %s: %s", self._store.member, message.source, error)
             return Gap(self._store.member, message.key, message.epoch, message.order)
         return self._store.answer(Put(message.key, message.epoch, message.order, frontiers, document))
+
+    def _drop_unasked(self, at: tuple[SessionKey, Order], task: asyncio.Task[tuple[tuple[int, ...], bytes]]) -> None:
+        """An image that was fetched for somebody who does not ask for it again is let go of."""
+
+        def drop() -> None:
+            if self._bringing.get(at) is task:
+                del self._bringing[at]
+
+        task.get_loop().call_later(BRING_SECONDS, drop)
 
     # -------------------------------------------------------------------------------------------- being known
 
@@ -143,11 +153,13 @@ class HostStoreActor:
     def _begin_again(self) -> None:
         """What this arena holds was given up while nobody heard of it: it must never count again."""
         log.warning("store %s is void and begins again with a fresh arena", self._store.member)
-        self._arena.close()
-        application = versioned(self._app)
-        arena_path(self._shared_memory, application, self._node).unlink(missing_ok=True)
-        self._arena = open_arena(application, self._node, self._size, self._shared_memory)
+        self._discard_arena()
+        self._arena = open_arena(versioned(self._app), self._node, self._size, self._shared_memory)
         self._store = self._opened()
+
+    def _discard_arena(self) -> None:
+        self._arena.close()
+        arena_path(self._shared_memory, versioned(self._app), self._node).unlink(missing_ok=True)
 
     def _opened(self) -> Store:
         store = Store(self._node, self._arena)
@@ -174,11 +186,3 @@ async def _within(answer: Any) -> Any:
 
 async def _awaited(answer: Any) -> Any:
     return await answer
-
-
-def _live_arenas(app: str, node: str) -> set[tuple[str, str]]:
-    """(application, node) of all host stores of this cluster."""
-    actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    named = [actor["name"].split("/") for actor in actors if actor["namespace"] == NAMESPACE]
-    stores = {(f"{parts[0]}/{parts[1]}", parts[3]) for parts in named if parts[2:3] == ["host-store"]}
-    return stores | {(versioned(app), node)}

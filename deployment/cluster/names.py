@@ -18,6 +18,8 @@ from deployment.ownership.registry import Registry
 
 PROTOCOL = 6
 NAMESPACE = "dflash-serve"
+# An application's name may have slashes, and begin as another one's actors do.
+_NAME = re.compile(r"((?P<app>.+)/v\d+)/(directory|host-store/(?P<node>[^/]+))")
 END_SECONDS = 5.0
 
 
@@ -59,13 +61,20 @@ def has_other_directories(app: str) -> bool:
     return any(name.endswith("/directory") and name != directory_name(app) for name in _actors(app))
 
 
+def host_stores() -> set[tuple[str, str]]:
+    """(application with version, node) of all host stores of this cluster."""
+    return {(found[1], found["node"]) for found in _all_actors() if found["node"]}
+
+
 def _actors(app: str) -> list[str]:
+    return [found[0] for found in _all_actors() if found["app"] == app]
+
+
+def _all_actors() -> list[re.Match[str]]:
     # With all namespaces, Ray gives dictionaries instead of names.
     actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    # An application's name may have slashes, and begin as another one's actors do.
-    ours = re.compile(rf"{re.escape(app)}/v\d+/(directory|host-store/[^/]+)")
-    return [name for name in names if ours.fullmatch(name)]
+    names = [_NAME.fullmatch(actor["name"]) for actor in actors if actor["namespace"] == NAMESPACE]
+    return [found for found in names if found is not None]
 
 
 def _end(names: list[str]) -> int:

@@ -174,7 +174,11 @@ class Admission:
         """What is missing beyond all that could be evicted for this turn."""
         source = self._source(submit, submit.prompt_ids)
         can_evict = self._sessions.evictable(error.pool, submit.session, submit.turn, source)
-        return Shortage(error.pool, max(1, error.wanted - error.free - can_evict))
+        return Shortage(error.pool, max(1, error.wanted - error.free - can_evict), self._sessions.changes)
+
+    def still_short(self, shortage: Shortage | None) -> bool:
+        """Whether a turn that lacked memory lacks it still: nothing was freed, and nothing came that it could share."""
+        return shortage is not None and shortage.changes == self._sessions.changes
 
     def holding(self, lane: Lane) -> Holding:
         """What a lane would give back."""

@@ -297,8 +297,10 @@ class Engine:
 
     def _take(self, ticket: Ticket) -> Holding | Shortage | None:
         """A lane for a turn, or what it lacks, or None if it can never run: then it has failed."""
-        self._outbox.release()
         alone, submit = not self._lanes, ticket.submit
+        if not alone and self._admission.still_short(ticket.shortage):
+            return ticket.shortage
+        self._outbox.release()
         row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
         lane = self._suspended.get(ticket.turn)
         try:

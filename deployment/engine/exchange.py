@@ -35,7 +35,15 @@ from deployment.engine.options import EngineOptions
 from deployment.engine.sessions import SessionTable
 from deployment.engine.staging import StagedSegments
 from state.checkpoint import Checkpoint
-from state.codec import DetachedSegment, SegmentDigests, encode_detached, encode_pages, encode_session
+from state.codec import (
+    DetachedSegment,
+    SegmentDigests,
+    SessionParts,
+    encode_detached,
+    encode_pages,
+    encode_session,
+    encode_sliced,
+)
 from state.document import SessionDocument, open_document
 from state.errors import CoverageError, FingerprintMismatch, FormatError, MissingSegment
 from state.fingerprint import Fingerprint, Mismatch, compare
@@ -79,25 +87,36 @@ class StateExchange:
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
         chosen = [] if bare else self._standing_for(command.session)
-        if not bare and command.without is not None:
+        if not bare and command.without is not None and command.slice_bytes is None:
             chosen = self._with_pinned(command.session, chosen)
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
         made_by, key = self._made_by(command.foreign), self._key_for(command.session)
+        without = command.without or frozenset()
         segments: tuple[SegmentBytes, ...] = ()
-        if command.without is None:
+        payload: tuple[bytes, ...] = ()
+        trailer = b""
+        if command.slice_bytes is not None:
+            parts = encode_sliced(
+                self._memory, chosen, record, made_by, key, self._digests, without, command.slice_bytes
+            )
+            if not isinstance(parts, SessionParts):
+                return Exported(command.call, command.session, b"", (), (), _read(parts), whole=False)
+            document, trailer = parts.head, parts.trailer
+            payload = tuple(segment.sha256 for segment in parts.segments)
+            segments = _read(segment for segment in parts.segments if segment.sha256 not in without)
+        elif command.without is None:
             document = encode_session(self._memory, chosen, record, made_by, key)
         else:
             detached = encode_detached(
                 self._memory, chosen, record, made_by, key, self._digests, keep_bytes=True, hashed=command.hashed
             )
             document = detached.document
-            segments = _read(segment for segment in detached.segments if segment.sha256 not in command.without)
+            segments = _read(segment for segment in detached.segments if segment.sha256 not in without)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
-        return Exported(
-            command.call, command.session, document, tuple(kinds), tuple(c.frontier for c in chosen), segments
-        )
+        frontiers = tuple(c.frontier for c in chosen)
+        return Exported(command.call, command.session, document, tuple(kinds), frontiers, segments, payload, trailer)
 
     def pages(self, command: ExportPages, lane: Lane) -> Pages:
         """Of a lane between two rounds."""

@@ -16,6 +16,13 @@ from deployment.engine.lane import Lane
 from deployment.engine.messages import Sampling
 from deployment.engine.transfer import on_device
 
+_PLANES = {"bias": torch.float32, "in_prompt": torch.bool, "counts": torch.float32}
+
+
+def history_bytes(lanes: int, vocabulary: int) -> int:
+    """What the histories of so many lanes take of the device, from the first turn on that needs one."""
+    return (lanes + 1) * vocabulary * sum(dtype.itemsize for dtype in _PLANES.values())
+
 
 class Histories:
     """For `lanes` lanes and a vocabulary of public rows: `bias` FP32, `in_prompt` bool, `counts` FP32, each
@@ -36,8 +43,8 @@ class Histories:
         """Takes in what the turns of `lanes` have chosen since they were last here."""
         if not self.counts.numel():
             shape = (self._lanes + 1, self._vocabulary)
-            self.bias, self.counts = (torch.zeros(shape, device=self._device) for _ in range(2))
-            self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            planes = {name: torch.zeros(shape, dtype=dtype, device=self._device) for name, dtype in _PLANES.items()}
+            self.bias, self.in_prompt, self.counts = planes["bias"], planes["in_prompt"], planes["counts"]
         for lane in lanes:
             if penalised(lane.submit.sampling):
                 self._follow(lane)

@@ -301,7 +301,11 @@ class Export:
     `without`: the document is detached and has all explicit checkpoints, and its segments come beside it, but for those
     with these sha256, which whoever asks has already. What `ExportPages` gave before is neither read nor hashed again.
     Not `hashed`: nothing else is hashed either; such segments have random names, and are for `StageSegments` on the
-    same node. Answer: `Exported`.
+    same node.
+
+    `slice_bytes`: the document is attached, and is put together by who asks, who has the segments `without` from the
+    session's document before. The others come in slices of about so many bytes, so that no lane waits for long: while
+    the answer is not `whole`, ask again, with its segments among `without`. Answer: `Exported`.
     """
 
     call: str
@@ -311,6 +315,7 @@ class Export:
     foreign: Foreign | None = None
     without: frozenset[bytes] | None = None
     hashed: bool = True
+    slice_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -574,7 +579,9 @@ class Failed:
 @dataclass(frozen=True)
 class Exported:
     """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints. `segments`: of a detached document,
-    those that were asked for."""
+    those that were asked for. Of a document in slices, the last one has what lies before its payload as `document`,
+    the payload's segments, in their order, as `payload`, and what comes after it as `trailer`; those before it are not
+    `whole`, and have segments alone."""
 
     call: str
     session: str
@@ -582,6 +589,9 @@ class Exported:
     kinds: tuple[CheckpointKind, ...]
     frontiers: tuple[int, ...]
     segments: tuple[SegmentBytes, ...] = ()
+    payload: tuple[bytes, ...] = ()
+    trailer: bytes = b""
+    whole: bool = True
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,12 @@ LOOK_AHEAD = 8
 
 @dataclass(frozen=True)
 class Shortage:
-    """What a turn lacks: `missing` units of the pool of this name, beyond what is free or could be evicted."""
+    """What a turn lacks: `missing` units of the pool of this name, beyond what is free or could be evicted. As long as
+    `changes` stays what it was, it lacks the same, and is not to be tried again."""
 
     pool: str
     missing: int
+    changes: int = 0
 
 
 Holding = Mapping[str, int]

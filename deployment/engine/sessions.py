@@ -61,7 +61,7 @@ class SessionTable:
     """Owns the checkpoints that it holds."""
 
     def __init__(self, memory: StateMemory, on_evicted: Callable[[str], None]) -> None:
-        """`on_evicted` is told the name of a session whose last checkpoint was evicted."""
+        """`on_evicted` is told the name of a session whose last checkpoint was evicted, or the last tap it stood on."""
         self._memory = memory
         self._on_evicted = on_evicted
         self._tree: PrefixTree[Checkpoint] = PrefixTree()
@@ -70,9 +70,16 @@ class SessionTable:
         self._parked: dict[str, _Parked] = {}
         self._used: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self._uses = 0
+        self._changes = 0
+        self._evictable: tuple[int, dict[tuple[object, ...], int]] = 0, {}
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def changes(self) -> int:
+        """As long as it stays, a turn that lacked memory still lacks it: nothing came, went, or changed hands."""
+        return self._changes + self._memory.changes
 
     # ------------------------------------------------------------------------------------------------ looking up
 
@@ -197,7 +204,10 @@ class SessionTable:
 
     def discard(self, checkpoint: Checkpoint) -> None:
         """Releases one checkpoint, whoever holds it."""
+        held = self._holders[checkpoint]
         self._release(checkpoint)
+        if held.name is None:
+            self._tap_gone(held)
 
     def drop(self, session: str) -> None:
         """Releases all that a session holds; unknown sessions are ignored."""
@@ -209,6 +219,7 @@ class SessionTable:
 
     def park(self, turn: str, checkpoint: Checkpoint, *, private: bool = False) -> None:
         """Keeps what a preempted turn will go on from."""
+        self._changes += 1
         self._parked[turn] = _Parked(checkpoint, private)
 
     def parked(self, turn: str) -> Checkpoint | None:
@@ -264,6 +275,17 @@ class SessionTable:
 
     def evictable(self, pool: str, keep: str | None, turn: str | None = None, source: Checkpoint | None = None) -> int:
         """Images or pages that would be free if all checkpoints that `with_room` may evict were."""
+        if self._evictable[0] != self.changes:
+            self._evictable = self.changes, {}
+        counted = self._evictable[1]
+        # those of most turns that wait hold nothing yet, so that one count is that of all of them
+        kept = keep if keep is not None and self.checkpoints(keep) else None
+        which = pool, kept, turn if turn in self._parked else None, source
+        if which not in counted:
+            counted[which] = self._count_evictable(*which)
+        return counted[which]
+
+    def _count_evictable(self, pool: str, keep: str | None, turn: str | None, source: Checkpoint | None) -> int:
         checkpoints = self._candidates(keep, source)
         checkpoints += [parked.checkpoint for name, parked in self._parked.items() if name != turn]
         if pool == self._memory.images.name:
@@ -318,9 +340,22 @@ class SessionTable:
     def _evict(self, checkpoint: Checkpoint) -> None:
         held = self._holders[checkpoint]
         self._release(checkpoint)
-        if held.name is not None and not held.checkpoints:
-            del self._sessions[held.name]
-            self._on_evicted(held.name)
+        if held.name is None:
+            self._tap_gone(held)
+        elif not held.checkpoints:
+            self._gone(held)
+
+    def _tap_gone(self, tap: _Holder) -> None:
+        """Sessions that had no checkpoint of their own, and can count on none any more, have lost all."""
+        bare = [held for held in self._sessions.values() if held.root == tap.root and not held.checkpoints]
+        for held in bare:
+            if held.ledger and not self.nearest(held.name, held.ledger, held.tenant, held.media):
+                self._gone(held)
+
+    def _gone(self, held: _Holder) -> None:
+        assert held.name is not None
+        del self._sessions[held.name]
+        self._on_evicted(held.name)
 
     def _trim(self, held: _Holder) -> None:
         """The two newest stay, which are where the last turn began and where it ended."""
@@ -368,6 +403,7 @@ class SessionTable:
         held.used = self._uses
 
     def _hold(self, held: _Holder, checkpoint: Checkpoint) -> None:
+        self._changes += 1
         held.checkpoints.append(checkpoint)
         self._holders[checkpoint] = held
         for pool in self._pools:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from deployment.body_reading import parse
 from deployment.content_parts import kept_or_chat_part
 from deployment.errors import Refused, RequestError, invalid
 from deployment.fork_points import ForkAt
@@ -31,7 +32,7 @@ from deployment.openai_responses.stored import Note, Stored, note_of, stored_in
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
 from deployment.request_reading import Asking, asking_of, turn_request
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
@@ -131,8 +132,8 @@ class ResponsesApi:
             raise invalid(f"previous_response_id: {message}", "previous_response_id")
         past = list(before.past) if before is not None else []
         turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
-        encoded = await self._tokens.encoded(await self._turns.seen(turn, size, body.media_places))
-        return {"object": "response.input_tokens", "input_tokens": len(encoded.ids)}
+        count = await self._tokens.count(await self._turns.seen(turn, size, body.media_places))
+        return {"object": "response.input_tokens", "input_tokens": count}
 
     async def show(self, request: Request, name: str) -> Any:
         if request.query_params.get("stream") == "true":
@@ -146,10 +147,8 @@ class ResponsesApi:
         record = stored.record
         # The session does not keep how many of the tokens were thinking: their text is counted again.
         thought = stored.answer.get("reasoning_content")
-        counted = await self._tokens.encoded(TurnRequest("", "prompt", (), prompt=thought)) if thought else None
-        usage = usage_of(
-            record["prompt_tokens"], record["reused"], record["completion_tokens"], len(counted.ids) if counted else 0
-        )
+        thinking = await self._tokens.count(TurnRequest("", "prompt", (), prompt=thought)) if thought else 0
+        usage = usage_of(record["prompt_tokens"], record["reused"], record["completion_tokens"], thinking)
         output = output_items(stored.answer, stored.turn)
         status = status_of(record["finish_reason"])
         return response_object(name, self._model, stored.facts, status, output, usage)

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 
 from deployment.ownership.known_session import KnownSession
+from deployment.ownership.known_sessions import KnownSessions
 from deployment.ownership.known_stores import KnownStores
 from deployment.ownership.liveness import Liveness
 from deployment.ownership.messages import (
@@ -54,7 +55,7 @@ class Directory:
         self.is_first = self.incarnation == registry.first_incarnation()
         self._stores = KnownStores(registry, now)
         self._counter = 0
-        self._sessions: dict[SessionKey, KnownSession] = {}
+        self._sessions = KnownSessions()
         self._live = Liveness(now)
         self._durable_ids_known = False
         self._superseded: list[tuple[str, Moved]] = []
@@ -70,10 +71,14 @@ class Directory:
         for older in self._registry.stores():
             if older.node == member.node and older != member:
                 self._make_void(older, now)
+        all_known = not self._may_exist(now)
         self._stores.heard(member)
+        if not self._live.has_heard(member):
+            self._sessions.disturb()  # it may be a better place for any of them
         self._live.store_heard(member, now)
         for ends in index:
-            self._learn(ends)
+            if ends.key in self._sessions or not (all_known and _says_nothing(ends)):
+                self._learn(ends)
         return True
 
     def store_alive(self, member: Member, now: float) -> bool:
@@ -85,7 +90,8 @@ class Directory:
 
     def renew(self, replica: str, node: str, reports: Iterable[Held | Grant], now: float) -> None:
         """A replica's lease, what it owns, and which grants it acts upon, be they of an earlier directory."""
-        self._live.renewed(replica, node, now)
+        if self._live.renewed(replica, node, now):
+            self._sessions.disturb()
         for report in reports:
             if isinstance(report, Held):
                 answer = self.hold(report)
@@ -100,7 +106,7 @@ class Directory:
         if grant.named is None and grant.epoch.incarnation not in self._may_begin:
             self._superseded.append((grant.replica, self._too_old(grant.key)))
             return
-        session = self._sessions.setdefault(grant.key, KnownSession())
+        session = self._sessions.learn(grant.key)
         unheard = session.barren and session.granted.get(grant.tenure, NEVER) >= grant.epoch
         if session.pending == grant or unheard:
             session.barren = False  # it has not heard that its copies are lost, nor perhaps that it was granted them
@@ -124,7 +130,7 @@ class Directory:
         """The first scan of the durable tier: sessions of which no store may know anything any more, each as of the
         order under which it was last written there. A tombstone that is older is not theirs."""
         for key, order in ids:
-            self._sessions.setdefault(key, KnownSession()).ends_at(order, None)
+            self._sessions.learn(key).ends_at(order, None)
         self._durable_ids_known = True
 
     # -------------------------------------------------------------------------------------------- questions
@@ -158,8 +164,9 @@ class Directory:
     def claim(self, claim: Claim, now: float) -> Grant | Taken | Wait | Lost:
         """A replica wants to become a session's owner."""
         self._stores.look(now)
-        self._live.renewed(claim.replica, claim.node, now)
-        key, session = claim.key, self._sessions.get(claim.key)
+        if self._live.renewed(claim.replica, claim.node, now):
+            self._sessions.disturb()
+        key, session = claim.key, self._sessions.change(claim.key)
         if session is None:
             return Wait(key, REPEAT_SECONDS) if self._may_exist(now) else self._begin(claim, now)
         unheard = self._stores.unheard
@@ -185,7 +192,7 @@ class Directory:
             alone = claim.alone if session.gone else session.alone
             grant = self._begin(claim, now, anew=True, alone=alone, previous=self._stores.counting(session.suspects))
             founding = isinstance(grant, Grant) and claim.holds is not None and not claim.anew
-            self._sessions[key].founding = founding
+            self._sessions.learn(key).founding = founding
             return grant
         session.given = given and owner != claim.replica
         members = self._best_set(session)
@@ -213,7 +220,7 @@ class Directory:
     def hold(self, held: Held) -> Known | Moved:
         if held.begins and held.epoch.incarnation not in self._may_begin:
             return self._too_old(held.key)
-        session = self._sessions.setdefault(held.key, KnownSession())
+        session = self._sessions.learn(held.key)
         others = session.pending is not None and session.pending.tenure != held.tenure
         fence = session.epoch if held.begins and others else session.fence
         if held.epoch < fence:
@@ -233,7 +240,7 @@ class Directory:
 
     def silence(self, silent: Silent, now: float) -> None:
         """An owner hears nothing of a store: it is given up, and others are granted."""
-        session = self._sessions.get(silent.key)
+        session = self._sessions.change(silent.key)
         if session is None or silent.epoch < (session.named.epoch if session.named else NEVER):
             return
         if self._stores.counting([silent.member]):
@@ -250,7 +257,7 @@ class Directory:
 
     def found(self, found: Found, now: float) -> None:
         """What a replica saw when it sealed: a later set than we knew, or that nothing is left."""
-        session = self._sessions.get(found.key)
+        session = self._sessions.change(found.key)
         if session is None or session.pending is None or found.epoch != session.pending.epoch:
             return
         if found.named is not None and (session.named is None or found.named.epoch > session.named.epoch):
@@ -262,7 +269,7 @@ class Directory:
             self._grant_again(found.key, session, now)
 
     def joined(self, joined: Joined, now: float) -> None:
-        session = self._sessions.get(joined.key)
+        session = self._sessions.change(joined.key)
         if session is None or session.named is None or joined.epoch != session.named.epoch or session.pending:
             return
         if session.tenure is not None and not self._stores.any_void(joined.members):
@@ -278,11 +285,14 @@ class Directory:
             self._give_up(member, now)
         messages: list[tuple[str, Word]] = [*self._superseded]
         self._superseded.clear()
-        for key, session in self._sessions.items():
-            if session.gone or now - session.sent < REPEAT_SECONDS:
+        if not self._may_exist(now):
+            self._sessions.forget_gone(now)
+        for key, session in self._sessions.restless(now):
+            if now - session.sent < REPEAT_SECONDS:
                 continue
             if session.suspects and not self._stores.counting(session.suspects):
                 messages += self._copies_lost(key, session, now)
+                self._sessions.rests(key)
                 continue
             self._grant_sound(key, session, now)
             message = session.pending or self._wanted_join(key, session, now)
@@ -290,6 +300,8 @@ class Directory:
             session.sent = now
             if message is not None and replica is not None and self._live.may_act(replica, now):
                 messages.append((replica, message))
+            elif not self._stands_on_void(session):
+                self._sessions.rests(key)
         return messages
 
     def _stands_on_void(self, session: KnownSession) -> bool:
@@ -376,7 +388,7 @@ class Directory:
         members = self._choose(claim.key, claim.node, (), session.copies)
         if not members:
             return Wait(claim.key, REPEAT_SECONDS)
-        self._sessions[claim.key] = session
+        self._sessions.replace(claim.key, session)
         grant = self._grant(claim.key, session, claim.replica, claim.tenure, members, now, anew, previous)
         session.begins = grant.epoch
         return grant
@@ -427,9 +439,7 @@ class Directory:
     def _make_void(self, member: Member, now: float) -> None:
         self._stores.make_void(member, now)
         self._live.forget_store(member)
-        for session in self._sessions.values():
-            if member in session.suspects:
-                session.sent = float("-inf")
+        self._sessions.lose(member)
 
     def _may_exist(self, now: float) -> bool:
         """A session of which nothing is known. Who owned one that only void stores had may publish for a while yet."""
@@ -440,7 +450,7 @@ class Directory:
         """What a store holds of one session."""
         if ends.named is None and not ends.history.runs:
             return
-        session = self._sessions.setdefault(ends.key, KnownSession())
+        session = self._sessions.learn(ends.key)
         if ends.seal < session.begins:
             return
         session.ends_at(ends.history.end, ends.history.end.epoch if ends.deleted else None)
@@ -451,3 +461,8 @@ class Directory:
     def _placed(self, key: SessionKey, session: KnownSession, now: float) -> Placed:
         owner = session.owner if session.owner and self._live.may_act(session.owner, now) else None
         return Placed(key, session.epoch, owner, self._stores.counting(session.suspects), session.alone)
+
+
+def _says_nothing(ends: Ends) -> bool:
+    """Of a session that is not known where all are: it was deleted long ago, or the store was to join it then."""
+    return ends.deleted or ends.named is None

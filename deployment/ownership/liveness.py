@@ -27,9 +27,12 @@ class Liveness:
     _dead_nodes: set[str] = field(default_factory=set)
     _stores: dict[Member, float] = field(default_factory=dict)
 
-    def renewed(self, replica: str, node: str, now: float) -> None:
+    def renewed(self, replica: str, node: str, now: float) -> bool:
+        """Whether it was not known that it may act, and on that node."""
+        known = self._nodes.get(replica) == node and self.may_act(replica, now)
         self._renewed[replica] = now
         self._nodes[replica] = node
+        return not known and self.may_act(replica, now)
 
     def exited(self, replica: str) -> None:
         """Its own node's live raylet says so."""

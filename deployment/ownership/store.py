@@ -205,12 +205,13 @@ class Store:
         """Lets go of what counts for nothing: what lies before a seal that begins anew, or a tombstone, and images that
         do not agree with the log. Whatever a death of the process leaves of this, the next start does."""
         copy = self._copies[key]
+        for stored in self._storage.documents(key):
+            # One as of nothing is in every history that goes back to the beginning.
+            if copy.begins or copy.deleted or stored.order not in copy.history:
+                self._storage.discard(stored)
         if copy.begins:
             self._storage.trim(key, copy.begins)
             copy.cut_front(NOTHING, copy.begins)
-        for stored in self._storage.documents(key):
-            if copy.deleted or stored.order not in copy.history:
-                self._storage.discard(stored)
         if copy.deleted:
             self._bury(key, copy)
 

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError
 
 from deployment.arrivals import Arrivals
 from deployment.cluster.owned_sessions import OwnedSessions
+from deployment.creating import Creating
 from deployment.durable_copies import DurableCopies
 from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
 from deployment.engine.messages import (
@@ -209,6 +210,7 @@ class Replica:
         durable = DurableCopies("app", self.service, None, 0)
         link: Any = self.link
         self.keeper = SessionKeeper(name, self.service, link, link, durable, self.arrivals, self._send)
+        self.creating = Creating(self.service, self.keeper)
         self.told: list[LoggedTurn] = []
 
     @property

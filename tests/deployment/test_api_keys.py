@@ -104,10 +104,10 @@ class Clock:
         return self.now
 
 
-def replaced(file: Path, text: str) -> None:
+def replaced(file: Path, text: str, mode: int = 0o600) -> None:
     new = file.with_suffix(".new")
     new.write_text(text)
-    new.chmod(0o600)
+    new.chmod(mode)
     os.replace(new, file)  # noqa: PTH105
 
 
@@ -137,3 +137,16 @@ def test_a_changed_file_is_noticed_and_what_cannot_be_read_changes_nothing(
     replaced(file, f"bob {BOB}\n")
     clock.now += LOOK_SECONDS
     assert (keys(BOB), keys(carol)) == (tenant_id("bob"), None)
+
+
+def test_a_key_that_was_taken_back_is_nobodys_once_what_the_log_asks_for_is_done(
+    file: Path, caplog: pytest.LogCaptureFixture
+):
+    clock = Clock()
+    keys = KeyFile(file, clock)
+    replaced(file, f"alice {ALICE}\n", 0o644)
+    clock.now += LOOK_SECONDS
+    assert keys(BOB) == tenant_id("bob") and "chmod 600" in caplog.text
+    file.chmod(0o600)
+    clock.now += LOOK_SECONDS
+    assert (keys(ALICE), keys(BOB)) == (tenant_id("alice"), None)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from deployment.body_reading import parse
 from deployment.completion_schema import CompletionBody
 from deployment.errors import RequestError
 from deployment.hints import hint_of
 from deployment.ownership import SessionKey
 from deployment.request_reading import MAX_KEY, Asking, asking_of, completion_requests, turn_request
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.turn_records import canonical_request, request_sha256
 from state.fields import Fields
 from state.session_manifest import parse_session, session_fields

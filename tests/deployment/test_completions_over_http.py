@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ import httpx
 import openai
 import pytest
 
+from deployment.replica import EngineReplica
+from deployment.request_reading import MAX_BODY_BYTES
+from model.tokenizer import Tokenizer
 from tests.deployment.serving import serving
 
 TEXT = "3, 5, 7, 9, caf\u00e9 \U0001f388, 11"
@@ -178,3 +182,48 @@ def test_what_cannot_be_honoured_is_refused_by_name(client: httpx.Client, path: 
 
 def test_what_nobody_knows_is_ignored(client: httpx.Client):
     assert complete(client, "3, 5,", max_tokens=2, provider={"order": []}, return_meta_info=True)["meta_info"]
+
+
+# ------------------------------------------------------------------------------------------------ what is told at most
+
+
+def test_a_text_to_tokenise_has_the_limit_of_any_body_without_media(client: httpx.Client):
+    answer = client.post("/tokenize", json={"prompt": "a" * MAX_BODY_BYTES})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("body", [{"prompt": "3, 5, 7"}, {"messages": [{"role": "user", "content": "3, 5, 7"}]}])
+def test_more_tokens_than_are_told_are_counted_and_refused(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+):
+    count = client.post("/tokenize", json=body).json()["count"]
+    monkeypatch.setattr("deployment.replica.MOST_TOLD_IDS", count)
+    assert client.post("/tokenize", json=body).status_code == 200
+    monkeypatch.setattr("deployment.replica.MOST_TOLD_IDS", count - 1)
+    answer = client.post("/tokenize", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert f"{count} tokens" in answer.json()["error"]["message"]
+
+
+def test_tokens_are_spelled_only_for_who_asks_and_where_no_stream_waits_for_it(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    loops: set[int] = set()
+    spelling: set[int] = set()
+    encode, spelled = EngineReplica.encode, Tokenizer.spelled
+
+    async def encoded(*asked: Any) -> Any:
+        loops.add(threading.get_ident())
+        return await encode(*asked)
+
+    def told(tokenizer: Tokenizer, token: int) -> bytes:
+        spelling.add(threading.get_ident())
+        return spelled(tokenizer, token)
+
+    monkeypatch.setattr(EngineReplica, "encode", encoded)
+    monkeypatch.setattr(Tokenizer, "spelled", told)
+    ids = tokens(client, TEXT)
+    assert not spelling
+    assert client.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()["tokens"] == ids
+    assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": TEXT}
+    assert spelling and loops and not spelling & loops

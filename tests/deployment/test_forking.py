@@ -160,7 +160,7 @@ def test_what_cannot_be_kept_is_refused_by_name():
     async def steps() -> None:
         async with places() as (_, (a, _b)):
             forking = Forking(a.service, a.keeper)
-            empty = await a.keeper.create_empty(SessionKey(KEY.tenant, "empty"))
+            empty = await a.replica.creating.empty(SessionKey(KEY.tenant, "empty"))
             assert await refused(forking.checkpoint(empty, None)) == (409, "session_empty")
             session, _second = await first_turns(a)
             assert await refused(forking.checkpoint(session, "one")) == (409, "checkpoint_exists")

@@ -20,7 +20,7 @@ from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
-from deployment.wire import Opened, Route, TurnEvent, TurnRequest
+from deployment.wire import Delta, Opened, Route, TokenFact, TurnEvent, TurnRequest
 from tests.deployment.in_process import World
 from tests.deployment.places import Place, asked, ids_of, images, places, run, told, undisturbed
 from tests.state.samples import TURN
@@ -54,9 +54,9 @@ def same(events: list[TurnEvent], request: TurnRequest) -> bool:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"key": SessionKey(TENANT, "s")}, {"idempotency_key": None}, {"n": 2}, {"mode": "prompt"}]
+    "fields", [{"key": SessionKey(TENANT, "s")}, {"idempotency_key": None}, {"n": 2}, {"mode": "prompt", "echo": True}]
 )
-def test_only_a_chat_of_one_choice_with_a_key_and_no_session_gets_one(fields: dict[str, Any]):
+def test_only_a_turn_of_one_choice_with_a_key_and_no_session_gets_one_unless_its_prompt_is_told(fields: dict[str, Any]):
     request = replace(asked(), **{"key": None, "idempotency_key": "k", **fields})
     assert with_session(request) is request
     other = with_session(replace(asked(), key=None, idempotency_key="k"))
@@ -84,6 +84,35 @@ def test_a_retry_after_the_replicas_death_finds_the_answer_or_goes_on():
             assert [submit.session for submit in asked_of_b] == [None], "the engine keeps no state of it"
 
     run(steps)
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["text", "token ids"])
+def test_a_text_completion_that_is_asked_for_again_after_its_replicas_death_is_the_same_one(text: bool):
+    def completion(key: str) -> TurnRequest:
+        prompt = "Count from 3." if text else (5, 6, 7, 8)
+        return keyed(key, mode="prompt", messages=(), prompt=prompt, logprobs=2, seed=13)
+
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            unlogged = replace(completion("other"), key=None, idempotency_key=None)
+            expected = ids_of(await told(await a.begin(unlogged)))
+            done, running = completion("done"), completion("running")
+            first = await told(await a.begin(done))
+            held = await a.begin(running)
+            assert 0 < len(ids_of(await told(held, tokens=5))) < 24
+            a.die()
+            again = [await b.begin(completion(key)) for key in ("done", "running")]
+            assert [held.id for held in again] == [done.turn, running.turn]
+            events = [await told(held) for held in again]
+            assert ids_of(first) == ids_of(events[0]) == ids_of(events[1]) == expected
+            scored = [[one.logprobs for one in turn if isinstance(one, Delta)] for turn in (first, *events)]
+            assert scored[0] and list(map(_joined, scored)) == [_joined(scored[0])] * 3
+
+    run(steps)
+
+
+def _joined(told: list[tuple[TokenFact, ...]]) -> list[bytes]:
+    return [fact.data for facts in told for fact in facts]
 
 
 def test_a_keyed_turn_ends_a_day_after_its_end_also_if_its_replica_is_gone():
@@ -146,7 +175,7 @@ def test_a_tenants_large_turn_costs_no_other_tenant_its_own():
         expiry = KeyedExpiry(a.keeper, a.link, 2000)
 
         async def ended(tenant: str, name: str, at: float, records: int) -> Session:
-            session = await a.keeper.create_empty(SessionKey(tenant * 64, f"{KEYED}{name}"))
+            session = await a.creating.empty(SessionKey(tenant * 64, f"{KEYED}{name}"))
             session.turns = [replace(TURN, ended_at=at)]
             await a.keeper.write(session.key, [HeadMoved(NOTHING, None, 0)] * records)
             return session

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from deployment.answer import Choices
+from deployment.body_reading import parse
 from deployment.chat_format import ChatFormat
 from deployment.engine.messages import Event, Sampling, Started, Submit
 from deployment.engine.runners import ThreadRunner
@@ -20,7 +21,7 @@ from deployment.ownership import Epoch, SessionKey
 from deployment.parsing.turn_text import TurnText
 from deployment.request_reading import Asking, turn_request
 from deployment.running import RunningTurn, TurnLog
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.session import Session
 from deployment.turn_desk import TurnDesk
 from deployment.turn_stream import Place, TurnStream
@@ -125,7 +126,7 @@ class Keeper:
     def __init__(self, fenced: bool = False) -> None:
         self.asked: list[str] = []
         self.fenced = fenced
-        self.copies = self
+        self.copies = self.ending = self
 
     async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from deployment.body_reading import parse
 from deployment.engine.messages import Grammar
 from deployment.errors import RequestError
 from deployment.json_reading import MAX_DEPTH, read_json
-from deployment.schemas import MigrateBody, TurnBody, parse
+from deployment.schemas import MigrateBody, TurnBody
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 

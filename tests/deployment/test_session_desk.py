@@ -28,7 +28,8 @@ def desk_of(place: Place) -> SessionDesk:
         return None
 
     limit = StateLimit(None, used, place.keeper.copies.make_room_of)
-    return SessionDesk(place.replica.name, place.keeper, Forking(place.service, place.keeper), limit, TurnTable())
+    forking = Forking(place.service, place.keeper)
+    return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit, TurnTable())
 
 
 def delete(desk: SessionDesk, route: Route) -> Awaitable[Any]:

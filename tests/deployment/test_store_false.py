@@ -45,21 +45,21 @@ class Tier:
 async def lived(keeper: SessionKeeper, session: Session) -> None:
     keeper.copies.turn_began(session)
     await keeper.copies.turn_ended(session)
-    await keeper.recorded(session)
-    await keeper.delete(session, 1.0)
+    await keeper.copies.recorded(session)
+    await keeper.ending.delete(session, 1.0)
 
 
 def test_the_durable_tier_and_the_second_node_hear_nothing_of_it_its_forks_included():
     async def scenario() -> None:
         world, tier = World(), Tier()
-        keeper = world.replicas["a"].keeper
-        keeper._durable = keeper.copies._durable = tier  # pyright: ignore[reportAttributeAccessIssue]
+        keeper, creating = world.replicas["a"].keeper, world.replicas["a"].creating
+        keeper._durable = keeper.copies._durable = keeper.ending._durable = tier  # pyright: ignore[reportAttributeAccessIssue]
         world.start()
         try:
-            secret = await keeper.create_empty(SECRET, alone=True)
-            async with keeper.creating(SessionKey("t" * 64, "child"), secret.record(), secret) as child:
+            secret = await creating.empty(SECRET, alone=True)
+            async with creating.of_past(SessionKey("t" * 64, "child"), secret.record(), secret) as child:
                 pass
-            known = await keeper.create_empty(KNOWN)
+            known = await creating.empty(KNOWN)
             await asyncio.sleep(0.3)  # the directory would have another store join by now
             assert [(session.alone, where(world, session)) for session in (secret, child, known)] == [
                 (True, "x"), (True, "x"), (False, "xy"),

@@ -22,9 +22,11 @@ from deployment.engine.messages import (
     Sampling,
     Submit,
 )
+from deployment.whole_documents import NOTHING, put_together
 from state.document import open_document
 from state.errors import MissingSegment
 from state.fingerprint import Matter
+from state.geometry import PAGE_TOKENS
 from state.session_record import SessionRecord
 from tests.engine.driving import Driver, models, options, prompt
 from tests.engine.tiny import TinyDriver
@@ -173,6 +175,33 @@ def test_every_checkpoint_of_a_session_travels_in_one_document_with_common_pages
     again = exported(destination, open_document(document).manifest.session.record())
     assert again.document == document
     assert again.kinds == ("turn_start", "turn_end") and again.frontiers == answer.frontiers
+
+
+def test_a_turns_end_brings_what_the_turn_added_and_no_slice_more_than_it_may() -> None:
+    driver, before, slice_bytes, prompt = TinyDriver("dflash2", images=8, pages=24), NOTHING, 1000, OUTSIDE
+    for number in range(3):
+        driver.run(prompt, session="s", max_tokens=40, ignore_eos=True)
+        ledger = driver.engine._sessions.checkpoints("s")[-1].ledger
+        prompt = (*ledger, *[number] * 40)
+        record, fresh = SessionRecord("s", ledger, frontier=len(ledger) - 1), dict[bytes, bytes]()
+        asked = 0
+        while True:
+            known = frozenset(before.places).union(fresh)
+            part = exported(driver, record, without=known, slice_bytes=slice_bytes)
+            sizes = {segment.sha256: len(segment.data) for segment in part.segments}
+            assert not known & set(sizes) and sum([*sizes.values()][:-1]) < slice_bytes
+            fresh |= {segment.sha256: segment.data for segment in part.segments}
+            asked += 1
+            if part.whole:
+                break
+        assert asked > len(fresh), "an image has more bytes than a slice"
+        already = set(before.places)
+        before = put_together(before, fresh, part)
+        whole = exported(driver, record)
+        assert before.document.tobytes() == whole.document, "it is the document that goes out at once"
+        assert (part.kinds, part.frontiers) == (whole.kinds, whole.frontiers)
+        full_pages = len(ledger) // PAGE_TOKENS
+        assert len(already & set(before.places)) >= full_pages - 1 and set(fresh) == set(before.places) - already
 
 
 def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:

@@ -297,6 +297,33 @@ def test_for_pages_what_gives_none_back_stays_though_it_spares_least():
     assert hashed.engine._sessions.checkpoints("a") and not hashed.engine._sessions.checkpoints("b")
 
 
+def test_a_session_that_stood_on_a_tap_is_told_evicted_when_the_tap_goes_and_is_held_no_longer():
+    hashed = Hashed(lanes=1, images=2, image_min_tokens=40)
+    start = SYSTEM[:60]
+    for name in ("s", "u"):
+        hashed.run((*start, 1, 2), session=name, tenant="t", system_boundary=60, max_tokens=3)
+    assert len(hashed.engine._sessions) == 2 and not hashed.engine._sessions.checkpoints("s")
+    for number in range(3):
+        hashed.run((50 + number, *[number] * 200), session=f"other {number}", tenant="t", max_tokens=3)
+    assert {"s", "u"} <= {event.session for event in hashed.events if isinstance(event, Evicted)}
+    holding = [n for n in range(3) if hashed.engine._sessions.checkpoints(f"other {n}")]
+    assert hashed.engine.facts()["sessions"] == len(holding) > 0
+
+
+def test_a_session_that_has_another_tap_on_its_way_stays_when_one_goes():
+    hashed = Hashed(lanes=1, images=3, image_min_tokens=40)
+    hashed.run((*SYSTEM[:60], 1, 2), session="s", tenant="t", system_boundary=60, max_tokens=3)
+    longer = (*SYSTEM[:60], *[7] * 60)
+    hashed.run((*longer, 3), session="u", tenant="t", system_boundary=120, max_tokens=3)
+    sessions, held = hashed.engine._sessions, hashed.engine._sessions._holders
+    (deeper,) = [c for c, holder in held.items() if holder.name is None and c.frontier == 120]
+    sessions._evict(deeper)
+    assert len(sessions) == 2 and not any(isinstance(event, Evicted) for event in hashed.events)
+    (last,) = [c for c, holder in held.items() if holder.name is None]
+    sessions.discard(last)
+    assert {event.session for event in hashed.events if isinstance(event, Evicted)} == {"s", "u"} and not len(sessions)
+
+
 def test_a_tenant_that_fills_the_device_pushes_out_its_own_images_and_not_anothers():
     hashed = Hashed(lanes=1, images=5)
     hashed.run((40, *[1] * 20), session="small", tenant="one")  # worth the least of all
@@ -336,6 +363,35 @@ def test_all_pages_are_counted_once_for_all_that_has_to_go(monkeypatch):
     memory.close(sessions.with_room(lambda: memory.open(12 * 64), keep=None))
     assert len([event for event in hashed.events if isinstance(event, Evicted)]) == 3 and len(asked) == 1
     sessions.check_invariants()
+
+
+def test_turns_that_wait_for_pages_are_tried_again_when_something_was_freed_and_counted_once_together(monkeypatch):
+    hashed = Hashed(lanes=4, images=20, pages=16)
+    hashed.run((40, *[1] * 200), session="kept", tenant="one")
+    tried, counted = [], []
+    admission, sessions = hashed.engine._admission, hashed.engine._sessions
+    restore, count = admission._restore, sessions._count_evictable
+    monkeypatch.setattr(
+        admission, "_restore", lambda submit, *rest: tried.append(submit.turn) or restore(submit, *rest)
+    )
+    monkeypatch.setattr(sessions, "_count_evictable", lambda *which: counted.append(which) or count(*which))
+    hashed.engine.execute(Submit("long", tuple([2] * 700), max_tokens=40))
+    hashed.engine.execute(Submit("short", tuple([5] * 90), max_tokens=30))
+    hashed.engine.step()
+    counted.clear()
+    for name in ("w0", "w1", "w2"):
+        hashed.engine.execute(Submit(name, (3, *[4] * 400), tenant=name, max_tokens=40))
+    hashed.engine.step()
+    assert tried[-3:] == ["w0", "w1", "w2"] and len(counted) == 1
+    tried.clear()
+    while not any(isinstance(event, Finished) and event.turn == "short" for event in hashed.events):
+        hashed.engine.step()
+    assert not tried, "nothing was freed, and nothing came"
+    hashed.engine.step()
+    assert tried == ["w0", "w1", "w2"]
+    while hashed.engine.step():
+        pass
+    assert {event.turn for event in hashed.events if isinstance(event, Finished)} >= {"long", "short", "w0", "w1", "w2"}
 
 
 def test_state_that_nobody_vouches_for_counts_for_whose_it_is():

@@ -29,6 +29,10 @@ a stack."""
 ALONE = {"attend_parts", "attend_rows", "states_kernel", "_stream_kernel"}
 """One program of it fills a multiprocessor: over heads of 256, with the next two chunks of columns on their way, or
 with 160 KiB of a weight."""
+AWAITED = {"down_kernel": "ld.global.gpu.acquire"}
+"""What it waits with that does not wait for the whole kernel before it."""
+LOADS_AHEAD = {"_short_convolution_kernel": 1, "recurrence_kernel": 1, "down_kernel": 20}
+"""At most so many loads of what was there before: of a slot, or of which columns an expert has."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -61,11 +65,24 @@ def test_a_launch_that_overlaps_waits_before_it_touches_memory(result: dict[str,
     overlapping = [entry for entry in result["compiled"] if entry["overlaps"]]
     assert len({entry["kernel"] for entry in overlapping}) >= 10
     for entry in overlapping:
-        before, wait, after = entry["ptx"].partition("griddepcontrol.wait")
-        assert wait and not re.search(r"(ld|st|red|atom)\.global|cp\.async", before), entry["kernel"]
-        assert "griddepcontrol.launch_dependents" in after, entry["kernel"]
+        wait = AWAITED.get(entry["kernel"], "griddepcontrol.wait")
+        before, waits, after = entry["ptx"].partition(wait)
+        touched = re.findall(r"(?:ld|st|red|atom)\.global|cp\.async", before)
+        assert waits and set(touched) <= {"ld.global"}, entry["kernel"]
+        assert len(touched) <= LOADS_AHEAD.get(entry["kernel"], 0), entry["kernel"]
+        assert "griddepcontrol.wait" in waits + after, entry["kernel"]
+        assert "griddepcontrol.launch_dependents" in (before if entry["kernel"] in AWAITED else after), entry["kernel"]
     for entry in result["compiled"]:
         assert entry["overlaps"] or "griddepcontrol" not in entry["ptx"], entry["kernel"]
+
+
+def test_gate_and_up_have_written_when_they_are_counted(result: dict[str, Any]) -> None:
+    """All threads of a program, in front of the one that counts."""
+    for entry in result["compiled"]:
+        if entry["kernel"] == "gate_up_kernel":
+            written, counted, _ = entry["ptx"].partition("atom.global.gpu.release")
+            assert counted and "st.global" in written
+            assert "bar.sync" in written[written.rindex("st.global") :]
 
 
 # ------------------------------------------------------------------------------------------------ Fold

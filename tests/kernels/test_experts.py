@@ -155,13 +155,30 @@ def test_a_column_has_the_same_bits_whatever_stands_beside_it() -> None:
 def test_places_are_sorted_by_expert_and_none_is_missing(columns: int, top_k: int, count: int) -> None:
     """700 columns are more choices than a program looks at together."""
     routing = random_routing(columns, min(top_k, count), count)
-    places, begins = (found.cpu() for found in sort_choices(there(routing), count))
+    places, begins, ended = (found.cpu() for found in sort_choices(there(routing), count))
     chosen = routing.experts.flatten()
     order = chosen.argsort(stable=True)
     at = order // routing.top_k * (routing.top_k + 1) + order % routing.top_k
     assert torch.equal(places.long(), at)
     expected = torch.tensor([int((chosen < expert).sum()) for expert in range(count)])
     assert torch.equal(begins.long(), expected)
+    assert ended.tolist() == [0] * (count + 1)
+
+
+def test_every_program_of_gate_and_up_is_counted_for_its_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What products with down wait for: 16 columns a tile, 2 x 48 rows of gate and up in tiles of 32."""
+    kept: list[torch.Tensor] = []
+
+    def kept_sort(routing: Routing, experts: int) -> tuple[torch.Tensor, ...]:
+        kept[:] = sort_choices(routing, experts)
+        return tuple(kept)
+
+    monkeypatch.setattr("kernels.experts.sort_choices", kept_sort)
+    routing = random_routing(40, 2, 5)
+    on_device(random_columns(40, 32), routing, random_experts(5, 32, 16, 48))
+    sizes = [*routing.experts.flatten().bincount(minlength=5).tolist(), 40]
+    assert kept[2].tolist() == [-(-2 * 48 // 32) * -(-size // 16) for size in sizes]
+    assert max(sizes) > 16
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from deployment.ownership.directory import Directory
+from deployment.ownership.known_sessions import GONE_SECONDS
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK
-from deployment.ownership.messages import Grant, Lost, Placed, Taken, Wait
+from deployment.ownership.log import Deleted
+from deployment.ownership.messages import Claim, Grant, Held, Install, Join, Lost, Placed, Taken, Wait
 from deployment.ownership.owner import State
-from deployment.ownership.words import Epoch, Order
+from deployment.ownership.words import NOTHING, Epoch, Order, SessionKey
 from state.errors import StateError
-from tests.ownership.by_hand import KEY, Hand, a_round, began
+from tests.ownership.by_hand import KEY, UNIX, Hand, a_round, began
 
 
 def owned() -> Hand:
@@ -100,3 +103,95 @@ def test_nothing_can_be_appended_without_a_session_or_after_an_offer():
         owner.append([a_round(3, 1)], hand.now)
     with pytest.raises(StateError, match="all copies hold records 1 to 1"):
         owner.publish(1, (3,), b"", keep=1, at=0.0, now=hand.now)
+
+
+def pass_by(hand: Hand, seconds: float) -> None:
+    """Stores and the replica r1 are there meanwhile."""
+    hand.now += seconds
+    for node in hand.stores:
+        hand.directory.store_alive(hand.member(node), hand.now)
+    hand.directory.renew("r1", "a", [], hand.now)
+
+
+def test_only_what_has_changed_is_looked_after_and_all_that_a_new_store_may_hold(monkeypatch: pytest.MonkeyPatch):
+    hand = Hand("a")
+    keys = [SessionKey(KEY.tenant, str(number)) for number in range(20)]
+    for key in keys:
+        grant = hand.directory.claim(Claim(key, "r1", f"of {key}", "a"), hand.now)
+        assert isinstance(grant, Grant)
+        hand.directory.told(Held(key, grant.epoch, "r1", grant.tenure, grant.members, NOTHING), hand.now)
+    looked: list[SessionKey] = []
+    wanted_join = Directory._wanted_join
+
+    def noted(directory: Directory, key: SessionKey, session: object, now: float) -> Join | None:
+        looked.append(key)
+        return wanted_join(directory, key, session, now)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Directory, "_wanted_join", noted)
+    for _ in range(3):
+        pass_by(hand, 2.0)
+        assert hand.directory.reconcile(hand.now) == []
+    assert looked == keys, "once, after they were named"
+    hand.directory.told(
+        Held(keys[3], Epoch(hand.directory.incarnation, 99), "r1", "t", grant.members, NOTHING), hand.now
+    )
+    hand.directory.reconcile(hand.now)
+    assert looked[20:] == [keys[3]]
+    hand.fresh_store("b")
+    hand.tell("b")
+    for _ in range(3):
+        pass_by(hand, 2.0)
+        joins = [message for _, message in hand.directory.reconcile(hand.now)]
+        assert [join.key for join in joins] == keys, "until it has joined"
+
+
+def test_owner_that_comes_back_is_told_what_it_missed():
+    hand = Hand("a")
+    hand.take(hand.owner("r1"), "a")
+    hand.now += LEASE_SECONDS + LEASE_SLACK + 1.0
+    hand.fresh_store("b")
+    hand.tell("b")
+    for _ in range(2):
+        hand.now += 2.0
+        for node in hand.stores:
+            hand.directory.store_alive(hand.member(node), hand.now)
+        assert hand.directory.reconcile(hand.now) == []
+    pass_by(hand, 2.0)
+    ((replica, join),) = hand.directory.reconcile(hand.now)
+    assert replica == "r1" and isinstance(join, Join) and join.joiner == hand.member("b")
+
+
+def test_deleted_session_is_forgotten_after_an_hour_and_no_store_brings_it_back():
+    hand = owned()
+    owner = hand.owners[0]
+    hand.append(owner, began())
+    (data,) = hand.stores["a"]._copies[KEY].after(None)
+    hand.append(owner, Deleted(NOTHING, UNIX))
+    hand.fresh_store("c")
+    hand.stores["c"].answer(Install(KEY, owner.epoch, (data,)))  # it was to join meanwhile
+    hand.tell("c")
+    hand.directory.reconcile(hand.now)
+    pass_by(hand, GONE_SECONDS - 1.0)
+    hand.directory.reconcile(hand.now)
+    assert KEY in hand.directory._sessions and hand.directory.locate(KEY, hand.now) is None
+    pass_by(hand, 2.0)
+    hand.directory.reconcile(hand.now)
+    assert KEY not in hand.directory._sessions
+    for node in hand.stores:
+        assert hand.tell(node)
+    assert hand.directory.locate(KEY, hand.now) is None
+    hand.take(hand.owner("r2"), "b")
+    assert isinstance(hand.directory.locate(KEY, hand.now), Placed), "its name is free"
+
+
+def test_deleted_session_is_remembered_while_somebody_may_know_of_it():
+    hand = owned()
+    hand.append(hand.owners[0], Deleted(NOTHING, UNIX))
+    hand.owners.clear()
+    hand.away.add("b")
+    hand.start_directory()
+    hand.directory.reconcile(hand.now)
+    pass_by(hand, GONE_SECONDS + 1.0)
+    hand.directory.store_alive(hand.member("a"), hand.now)
+    hand.directory.reconcile(hand.now)
+    assert KEY in hand.directory._sessions

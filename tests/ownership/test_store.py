@@ -129,6 +129,13 @@ def test_store_that_is_left_out_of_a_set_keeps_nothing_but_that():
     assert left.history.runs == () and left.images == () and left.seal == SECOND
 
 
+def test_image_as_of_nothing_is_none_of_a_session_that_begins_anew():
+    store = sealed()
+    assert isinstance(store.answer(Put(KEY, FIRST, NOTHING, (0,), b"x")), Kept)
+    store.answer(Seal(KEY, SECOND, anew=True))
+    assert ends(store).images == () and ends(Store("node", store._storage)).images == ()
+
+
 def test_member_whose_log_ends_elsewhere_is_not_named():
     store = sealed()
     assert isinstance(store.answer(NameSet(KEY, FIRST, at(1), (store.member,), "r")), Gap)
