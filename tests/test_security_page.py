@@ -11,10 +11,11 @@ from typing import Any
 from starlette.requests import Request
 
 from deployment.anthropic_messages.schema import MessagesBody
+from deployment.body_reading import parse
 from deployment.completion_schema import CompletionBody
 from deployment.errors import RequestError
 from deployment.request_reading import asking_of, session_name
-from deployment.schemas import TurnBody, parse
+from deployment.schemas import TurnBody
 from deployment.settings import AppArgs
 
 ROOT = Path(__file__).resolve().parents[1]
