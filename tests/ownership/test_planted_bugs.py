@@ -138,14 +138,13 @@ class Credulous(Standing):
         return True
 
 
-@pytest.mark.parametrize("seed", [602_703, 706_717])
-def test_an_owner_that_goes_on_beside_who_began_its_session_anew_is_found(seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_an_owner_that_goes_on_beside_who_began_its_session_anew_is_found(monkeypatch: pytest.MonkeyPatch):
     def never(stores: KnownStores, members: Iterable[Member], all_known: bool) -> float:
         return float("-inf")
 
     monkeypatch.setattr(KnownStores, "believed_until", never)
     with pytest.raises(Broken, match="some were skipped"):
-        run(seed, Bugs(standing=Credulous))
+        run(706_717, Bugs(standing=Credulous))
 
 
 class SilentDirectory(Directory):
@@ -165,4 +164,4 @@ def test_a_log_that_is_trimmed_before_all_copies_hold_the_image_is_found(monkeyp
         return publication._trims()
 
     monkeypatch.setattr(Publication, "kept", first_is_enough)
-    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore), begin=120)
+    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore))
