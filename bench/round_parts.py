@@ -46,6 +46,7 @@ CONTEXTS = (1024, 8192, 32768, 131072)
 KEPT = (1, 6, 3, 4, 7, 2, 4, 5)
 """N, mean 4."""
 ROUNDS, WARM, COUNTED = 20, 4, 2
+IN_TURN = 5
 ROOM = (2 * ROUNDS + WARM + 2) * max(KEPT)
 SPARE = 9 << 30
 """Bytes of the card that are left to activations, graphs and a round's buffers."""
@@ -189,25 +190,24 @@ class Watched:
 
 
 def timed(executor: Executor, lanes: Sequence[Lane]) -> dict[str, Any]:
-    plain = executor._runs
+    """A few rounds without events and a few with them in turn, because a card's clock is not the same all the time."""
+    plain, watched = executor._runs, Watched(executor._runs, DEVICE)
     for number in range(WARM):
         one_round(executor, lanes, number)
-    executor._runs = varied(executor, plain)
-    times = [time.perf_counter()]
-    for number in range(ROUNDS):
-        one_round(executor, lanes, WARM + number)
-        times.append(time.perf_counter())
-    watched = Watched(plain, DEVICE)
-    executor._runs = varied(executor, watched)
-    for number in range(ROUNDS):
-        one_round(executor, lanes, WARM + number)
+    times: list[float] = []
+    for first in range(0, ROUNDS, IN_TURN):
+        for runs in (plain, watched):
+            executor._runs = varied(executor, runs)
+            for number in range(first, first + IN_TURN):
+                begun = time.perf_counter()
+                one_round(executor, lanes, WARM + number)
+                if runs is plain and number > first:
+                    times.append(1e3 * (time.perf_counter() - begun))
     executor._runs = plain
-    parts = watched.milliseconds()
-    whole = median(1e3 * (later - earlier) for earlier, later in itertools.pairwise(times[1:]))
-    # a round's time runs from verdict to verdict: the commit before it is in it, its own is not
+    whole, parts = median(times), watched.milliseconds()
     busy = [sum(part) for part in zip(*(times for name, times in parts.items() if name != "commit"), strict=True)]
-    host = whole - median(a + b for a, b in zip(busy[1:], parts["commit"], strict=False))
-    told = {name: round(median(times), 4) for name, times in parts.items()} | {"host": round(host, 4)}
+    told = {name: round(median(times), 4) for name, times in parts.items()}
+    told["host"] = round(whole - median(busy) - median(parts["commit"]), 4)
     return {"round_ms": round(whole, 3), "parts": told}
 
 
