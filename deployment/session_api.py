@@ -33,6 +33,7 @@ from deployment.server_objects import (
 )
 from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
 from state.errors import StateError
+from state.session_record import ForkPoint
 
 if TYPE_CHECKING:
     from state.document import SessionDocument
@@ -74,8 +75,8 @@ class SessionApi:
 
     async def create(self, request: Request) -> Any:
         body = parse(NewSessionBody, await document_of(request, empty=True))
-        key = _key_of(request, body)
-        answer = await self._adopted("create_session", Route(str(key)), key, not body.store)
+        key = await self._new_key(request, body)
+        answer = await self._made(key, "create_session", Route(str(key)), key, not body.store)
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:
@@ -102,18 +103,33 @@ class SessionApi:
     async def checkpoint(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(CheckpointBody, await document_of(request, empty=True))
-        wanted = None if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
-        if wanted is not None and "/" in wanted:
+        # Named here, so that it is the same one if it has to be asked for again.
+        wanted = secrets.token_hex(4) if body.name is None else visible_name(body.name, "name", "a checkpoint's name")
+        if "/" in wanted:
             raise invalid(f"name: a checkpoint's name is a part of its path, and has no slash, got {wanted!r}", "name")
-        answer = await self._replicas.ask("checkpoint", _owner(placement), placement.key, wanted)
+        answer, again = await self._replicas.ask_until("checkpoint", _owner(placement), placement.key, wanted)
+        if again and isinstance(answer, Refused) and answer.code == "checkpoint_exists":
+            answer = await self._made_before(placement, wanted) or answer
         if isinstance(answer, Refused):
             raise answer.error
         return checkpoint_object(answer, session=name)
 
+    async def _made_before(self, placement: Placed, checkpoint: str) -> ForkPoint | None:
+        """The checkpoint of that name, if it is of where the session stands: who made it, and was lost, was asked for
+        that."""
+        known = await self._replicas.ask("session_info", Route(str(placement.key)), placement.key)
+        if not isinstance(known, SessionInfo):
+            return None
+        named = (point for point in known.fork_points if point.name == checkpoint)
+        return next((point for point in named if point.tokens == known.tokens), None)
+
     async def delete_checkpoint(self, request: Request, name: str, checkpoint: str) -> Any:
         placement = await self.placement(request, name)
-        answer = await self._replicas.ask("delete_checkpoint", _owner(placement), placement.key, checkpoint)
-        if isinstance(answer, Refused):
+        answer, again = await self._replicas.ask_until(
+            "delete_checkpoint", _owner(placement), placement.key, checkpoint
+        )
+        done_before = again and isinstance(answer, Refused) and answer.code == "checkpoint_not_found"
+        if isinstance(answer, Refused) and not done_before:
             raise answer.error
         return {"name": checkpoint, "object": "session.checkpoint.deleted", "session": name, "deleted": True}
 
@@ -158,8 +174,9 @@ class SessionApi:
         placement = await self.placement(request, name)
         body = parse(ForkBody, await document_of(request, empty=True))
         at = ForkAt(body.checkpoint, body.turn, body.frontier)
-        child = _key_of(request, body)
-        answer = await self._adopted("fork", _owner(placement), placement.key, child, at if at != ForkAt() else None)
+        child = await self._new_key(request, body)
+        at = at if at != ForkAt() else None
+        answer = await self._made(child, "fork", _owner(placement), placement.key, child, at)
         return adopted_object(child.session, "forked", answer, parent=name)
 
     async def export(self, request: Request, name: str) -> Response:
@@ -181,7 +198,7 @@ class SessionApi:
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)
         if await located(self._cluster, key) is not None:
             raise session_exists(key.session)
-        answer = await self._adopted("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        answer = await self._made(key, "import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
 
     async def _is_there(self, replica: str) -> bool:
@@ -204,8 +221,21 @@ class SessionApi:
             raise answer.error
         return answer
 
-    async def _adopted(self, method: str, route: Route, *args: Any) -> Adopted:
-        answer = await self._replicas.ask(method, route, *args)
+    async def _new_key(self, request: Request, body: SessionBody) -> SessionKey:
+        """A new session's. RequestError (409) if there is one of the name that was asked for."""
+        if body.id is None:
+            return SessionKey(tenant_of(request), secrets.token_hex(16))
+        key = SessionKey(tenant_of(request), session_name(body.id, "id"))
+        if await located(self._cluster, key) is not None:
+            raise session_exists(key.session)
+        return key
+
+    async def _made(self, key: SessionKey, method: str, route: Route, *args: Any) -> Adopted:
+        """What a new session is that there was not before. One that exists after its replica was lost was made there,
+        by this request."""
+        answer, again = await self._replicas.ask_until(method, route, *args)
+        if again and isinstance(answer, Refused) and answer.code == "session_exists":
+            answer = await self._replicas.ask("adopt", Route(str(key)), key)
         if isinstance(answer, Refused):
             raise answer.error
         return answer
@@ -224,12 +254,6 @@ async def located(cluster: Cluster, key: SessionKey) -> Placed | None:
         if time.monotonic() > deadline:
             raise session_unavailable(key.session, "the directory does not know enough yet")
         await asyncio.sleep(min(placed.seconds, 0.25))
-
-
-def _key_of(request: Request, body: SessionBody) -> SessionKey:
-    """A new session's."""
-    name = secrets.token_hex(16) if body.id is None else session_name(body.id, "id")
-    return SessionKey(tenant_of(request), name)
 
 
 def _owner(placement: Placed) -> Route:
