@@ -159,6 +159,12 @@ def test_deleted_session_is_unknown_and_its_name_is_free_again(client: httpx.Cli
     assert fresh["session"]["hit"] == "none" and "4172" not in text(fresh)
 
 
+def test_a_name_with_a_slash_and_a_routes_word_reaches_its_session_through_the_proxy(client: httpx.Client):
+    assert client.post("/v1/sessions", json={"id": "50%/export"}).status_code == 200
+    assert client.get("/v1/sessions/50%25%2Fexport").json()["id"] == "50%/export"
+    assert client.delete("/v1/sessions/50%25%2Fexport").json()["deleted"]
+
+
 def test_tenants_do_not_see_each_others_sessions(client: httpx.Client):
     mine, theirs = {"authorization": "Bearer mine"}, {"authorization": "Bearer theirs"}
     body = {"messages": [FACT], **GREEDY}
