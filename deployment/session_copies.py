@@ -165,16 +165,16 @@ class SessionCopies:
                     record,
                     checkpoints,
                     foreign,
-                    slices.known,
                     slice_bytes=SLICE_BYTES,
                 )
-                exported = await self._service.call(command)
+                exported = await self._service.call(slices.asking(command))
                 assert isinstance(exported, Exported)
                 slices.take(exported)
                 if exported.whole:
                     break
+        document = await asyncio.to_thread(slices.put_together, exported)
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        return await asyncio.to_thread(slices.put_together, exported), exported.frontiers
+        return document, exported.frontiers
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)

@@ -17,9 +17,18 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class ImagePiece:
-    """Bytes of an image's segment from `offset` on. `sha256`: the segment's, of its last piece."""
+class ImagePart:
+    """The first `size` bytes of the segment of a checkpoint's image."""
 
+    checkpoint: str
+    size: int
+
+
+@dataclass(frozen=True)
+class ImagePiece:
+    """Bytes of the segment of a checkpoint's image from `offset` on. `sha256`: the segment's, of its last piece."""
+
+    checkpoint: str
     offset: int
     data: Blob
     sha256: bytes | None
@@ -38,12 +47,16 @@ class BegunImage:
         self._digest = hashlib.sha256()
         self._read = 0
 
+    @property
+    def read(self) -> ImagePart:
+        return ImagePart(self.id, self._read)
+
     def next_piece(self, most: int) -> ImagePiece:
         offset, end = self._read, min(self.size, self._read + max(1, most))
         data = b"".join(self._bytes(offset, end))
         self._digest.update(data)
         self._read = end
-        return ImagePiece(offset, data, self._digest.digest() if end == self.size else None)
+        return ImagePiece(self.id, offset, data, self._digest.digest() if end == self.size else None)
 
     def _bytes(self, start: int, end: int) -> Iterator[bytes]:
         at = 0

@@ -11,7 +11,7 @@ from functools import partial
 import safetensors.torch
 import torch
 
-from state.begun_image import BegunImage, ImagePiece, Tensors
+from state.begun_image import BegunImage, ImagePart, ImagePiece, Tensors
 from state.checkpoint import Checkpoint
 from state.container import around, seal
 from state.coverage import check_coverage
@@ -99,11 +99,14 @@ class SegmentDigests:
         known = self._known.get((kind, place))
         return known[1].get(columns) if known is not None and known[0] == content else None
 
-    def next_piece(self, checkpoint: Checkpoint, tensors: Callable[[], Tensors], most: int) -> ImagePiece:
-        """Reads and hashes about `most` bytes more of an image, whose segment is known after its last piece. Only the
-        image that was asked for last is begun: any other starts anew."""
+    def next_piece(
+        self, checkpoint: Checkpoint, tensors: Callable[[], Tensors], most: int, after: ImagePart | None
+    ) -> ImagePiece:
+        """Reads and hashes about `most` bytes more of an image, whose segment is known after its last piece. `after`:
+        what who asks has of an image. Only the image that was asked for last is begun: any other starts anew, and so
+        does one of which somebody else has got the last piece, who may never come for the next."""
         begun = self._begun
-        if begun is None or begun.id != checkpoint.id:
+        if begun is None or begun.id != checkpoint.id or begun.read != after:
             begun = self._begun = BegunImage(checkpoint.id, tensors())
         piece = begun.next_piece(most)
         if (digest := piece.sha256) is not None:
@@ -147,16 +150,17 @@ def encode_sliced(
     digests: SegmentDigests,
     without: Collection[bytes],
     most: int,
+    after: ImagePart | None = None,
 ) -> SessionParts | SessionSlice:
     """The same document for whoever has its segments `without`: those are not read, and what `digests` knows is not
     hashed. Where about `most` bytes are too few for the others, the first of these, to be asked for again with them
-    among `without`; an image comes in pieces."""
+    among `without`; an image comes in pieces, of which who asks has those `after` which it goes on."""
     table = _Table(memory, digests, keep_bytes=True)
     bringing: list[DetachedSegment] = []
     listed, left = 0, most
     for checkpoint in checkpoints:
         memory.check_kept(checkpoint)
-        if (piece := table.next_piece(checkpoint, left)) is not None:
+        if (piece := table.next_piece(checkpoint, left, after)) is not None:
             return SessionSlice(tuple(bringing), piece)
         for index in table.add(checkpoint):
             if index == listed and table.detached[index].sha256 not in without:
@@ -287,11 +291,11 @@ class _Table:
         numbers = range(len(checkpoint.pages))
         yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
 
-    def next_piece(self, checkpoint: Checkpoint, most: int) -> ImagePiece | None:
+    def next_piece(self, checkpoint: Checkpoint, most: int, after: ImagePart | None) -> ImagePiece | None:
         """Of a checkpoint's image; None where it is known."""
         if self._digests.known("image", checkpoint.slot, checkpoint.id, 0) is not None:
             return None
-        return self._digests.next_piece(checkpoint, partial(_image, self.memory, checkpoint), most)
+        return self._digests.next_piece(checkpoint, partial(_image, self.memory, checkpoint), most, after)
 
     def add_pages(self, target: Sequence[int], draft: Sequence[int], frontier: int, numbers: range) -> Iterator[int]:
         """The indices of pages of these numbers, of those that hold [0, frontier): the target's, the drafter's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from state.begun_image import ImagePart
 from state.container import Blob
 from state.fingerprint import Mismatch
 from state.media import Placed
@@ -300,7 +301,8 @@ class Export:
 
     `slice_bytes`: the document is attached, and is put together by who asks, who has the segments `without` from the
     session's document before. The others come in slices of about so many bytes, so that no lane waits for long: while
-    the answer is not `whole`, ask again, with its segments among `without`. Answer: `Exported`.
+    the answer is not `whole`, ask again, with its segments among `without`, and with what there is of an image that
+    comes in pieces as `begun`: the engine begins one anew where it does not stand itself. Answer: `Exported`.
     """
 
     call: str
@@ -311,6 +313,7 @@ class Export:
     without: frozenset[bytes] | None = None
     hashed: bool = True
     slice_bytes: int | None = None
+    begun: ImagePart | None = None
 
 
 @dataclass(frozen=True)

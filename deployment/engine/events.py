@@ -187,8 +187,9 @@ class Failed:
 class Exported:
     """`document`: `state/FORMAT.md`. `kinds` and `frontiers` of its checkpoints. `segments`: of a detached document,
     those that were asked for. Of a document in slices, the last one has what lies before its payload as `document`,
-    the payload's segments, in their order, as `payload`, and what comes after it as `trailer`; those before it are not
-    `whole`, and have segments and perhaps a `piece` of one: what `offset` 0 begins is whole with a `sha256`."""
+    the payload's segments, in their order, as `payload`, their `sizes`, and what comes after it as `trailer`; those
+    before it are not `whole`, and have segments and perhaps a `piece` of one: what `offset` 0 begins is whole with a
+    `sha256`."""
 
     call: str
     session: str
@@ -197,6 +198,7 @@ class Exported:
     frontiers: tuple[int, ...]
     segments: tuple[SegmentBytes, ...] = ()
     payload: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
     trailer: bytes = b""
     piece: ImagePiece | None = None
     whole: bool = True

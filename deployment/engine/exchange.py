@@ -91,16 +91,17 @@ class StateExchange:
         without = command.without or frozenset()
         segments: tuple[SegmentBytes, ...] = ()
         payload: tuple[bytes, ...] = ()
+        sizes: tuple[int, ...] = ()
         trailer = b""
         if command.slice_bytes is not None:
-            parts = encode_sliced(
-                self._memory, chosen, record, made_by, key, self._digests, without, command.slice_bytes
-            )
+            most, after = command.slice_bytes, command.begun
+            parts = encode_sliced(self._memory, chosen, record, made_by, key, self._digests, without, most, after)
             if not isinstance(parts, SessionParts):
                 segments, piece = _read(parts.segments), parts.piece
                 return Exported(command.call, command.session, b"", (), (), segments, piece=piece, whole=False)
             document, trailer = parts.head, parts.trailer
             payload = tuple(segment.sha256 for segment in parts.segments)
+            sizes = tuple(segment.size for segment in parts.segments)
             segments = _read(segment for segment in parts.segments if segment.sha256 not in without)
         elif command.without is None:
             document = encode_session(self._memory, chosen, record, made_by, key)
@@ -112,7 +113,9 @@ class StateExchange:
             segments = _read(segment for segment in detached.segments if segment.sha256 not in without)
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         frontiers = tuple(c.frontier for c in chosen)
-        return Exported(command.call, command.session, document, tuple(kinds), frontiers, segments, payload, trailer)
+        return Exported(
+            command.call, command.session, document, tuple(kinds), frontiers, segments, payload, sizes, trailer
+        )
 
     def pages(self, command: ExportPages, lane: Lane) -> Pages:
         """Of a lane between two rounds."""

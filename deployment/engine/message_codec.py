@@ -31,7 +31,7 @@ from deployment.engine.commands import (
 from deployment.engine.counts import Counts, Distribution, Flow
 from deployment.engine.events import Event, Exported, Round, Tokens
 from deployment.engine.options import EngineOptions
-from state.begun_image import ImagePiece
+from state.begun_image import ImagePart, ImagePiece
 from state.container import Blob
 from state.fingerprint import Mismatch
 from state.media import Media, PlacedMedia
@@ -40,8 +40,9 @@ from state.session_record import ForkPoint, SessionRecord, TurnRecord
 
 _TUPLE, _DATACLASS, _PATH, _SET, _LISTLESS, _BESIDE = 1, 2, 3, 4, 5, 6
 _HELD = (
-    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, ImagePiece, Media, Mismatch, Order,
-    PlacedMedia, Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget, TokenLogprob, TurnRecord,
+    Counts, Distribution, EngineOptions, Epoch, Flow, Foreign, ForkPoint, Grammar, ImagePart, ImagePiece, Media,
+    Mismatch, Order, PlacedMedia, Resumed, Sampling, SegmentBytes, SessionKey, SessionRecord, ThinkingBudget,
+    TokenLogprob, TurnRecord,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {known.__name__: known for known in (*get_args(Command), *get_args(Event), *_HELD)}
 _WITHOUT_LISTS = (Round, Tokens)

@@ -49,6 +49,7 @@ from deployment.session_log import LoggedTurn
 from deployment.wire import NotHere
 from model import DEMO
 from model.tokenizer import Tokenizer
+from state.container import Blob, seal, unseal
 from state.errors import StateError
 from state.session_record import SessionRecord
 from tests.ownership.fake_storage import FakeStorage, FakeValues
@@ -58,8 +59,12 @@ UNIX = 1_790_000_000.0
 Mail = Grant | Join | CopiesLost | Offer | Moved
 
 
-def packed(record: SessionRecord, state: bool) -> bytes:
-    return pickle.dumps((record, state))
+def packed(record: SessionRecord, state: bool, payload: bytes = b"") -> bytes:
+    return seal(pickle.dumps((record, state)), [payload], detached=False, key=None)
+
+
+def unpacked(document: Blob) -> tuple[SessionRecord, bool]:
+    return pickle.loads(unseal(document, key=None, demand_signature=False).manifest)
 
 
 class FakeService:
@@ -99,7 +104,7 @@ class FakeService:
             case Import():
                 if self.broken is not None:
                     raise self.broken
-                record, state = pickle.loads(command.document)
+                record, state = unpacked(command.document)
                 state = state and self.foreign is None
                 self.held.discard(command.session)
                 if state:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 
 import pytest
 
@@ -14,7 +13,7 @@ from deployment.ownership.log import HeadMoved
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from state.session_record import SessionRecord
-from tests.deployment.in_process import World, packed
+from tests.deployment.in_process import World, packed, unpacked
 from tests.deployment.keeping import KEY, get, refused, run, turn
 
 
@@ -204,7 +203,7 @@ def test_export_needs_an_idle_session_with_a_past():
         fresh, _ = await get(world, "a")
         assert (await refused(keeper.copies.document(fresh)))[:2] == (409, "session_empty")
         session = await turn(world, "a", 1, 2, 3)
-        assert pickle.loads((await keeper.copies.document(session)).tobytes())[0] == session.record()
+        assert unpacked((await keeper.copies.document(session)).tobytes())[0] == session.record()
         session.moving = True
         assert (await refused(keeper.copies.document(session)))[1] == "session_busy"
 

@@ -14,7 +14,7 @@ from deployment.ownership.log import HeadMoved
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.whole_documents import WholeDocument
 from state.fingerprint import Mismatch
-from tests.deployment.in_process import FakeService, World
+from tests.deployment.in_process import FakeService, World, packed, unpacked
 from tests.deployment.keeping import KEY, get, run, turn
 from tests.state.samples import TURN
 
@@ -54,7 +54,7 @@ def test_where_a_store_has_no_room_a_session_is_kept_by_its_ledger_alone():
         async def large(command: Command) -> Any:
             event = await call(a.service, command)
             if isinstance(command, Export) and event.frontiers:
-                object.__setattr__(event, "document", event.document + state)
+                object.__setattr__(event, "document", packed(*unpacked(event.document), state))
             return event
 
         a.service.call = large  # pyright: ignore[reportAttributeAccessIssue]

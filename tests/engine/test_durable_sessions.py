@@ -112,7 +112,7 @@ def test_what_was_hashed_for_a_copy_is_not_hashed_again_for_the_durable_tier(dur
     driver = durable.driver()
     ledger = turn(driver, (), 70)
     slices = Slices(NOTHING)
-    while not (part := driver.call(Export("e", "s", without=slices.known, slice_bytes=1 << 20))).whole:
+    while not (part := driver.call(slices.asking(Export("e", "s", slice_bytes=1 << 20)))).whole:
         slices.take(part)
     hashed: list[int] = []
     sha256 = hashlib.sha256

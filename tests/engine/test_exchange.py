@@ -12,8 +12,9 @@ from deployment.engine.commands import Drop, Export, Foreign, Fork, Import, Samp
 from deployment.engine.engine import Engine
 from deployment.engine.events import Evicted, Exported, Failed, Imported
 from deployment.whole_documents import NOTHING, Slices
+from state.begun_image import ImagePart
 from state.document import open_document
-from state.errors import MissingSegment
+from state.errors import MissingSegment, StateError
 from state.fingerprint import Matter
 from state.geometry import PAGE_TOKENS
 from state.session_record import SessionRecord
@@ -176,7 +177,7 @@ def test_a_turns_end_brings_what_the_turn_added_and_no_slice_more_than_it_may() 
         pieces = 0
         while True:
             known = slices.known
-            part = exported(driver, record, without=known, slice_bytes=slice_bytes)
+            part = driver.call(slices.asking(Export("e", "s", record, slice_bytes=slice_bytes)))
             sizes = [len(segment.data) for segment in part.segments]
             assert not known & {segment.sha256 for segment in part.segments} and sum(sizes[:-1]) < slice_bytes
             slices.take(part)
@@ -201,11 +202,63 @@ def test_an_image_whose_pieces_another_ones_came_between_begins_anew() -> None:
     slices = {name: Slices(NOTHING) for name in ("s", "other")}
     for name in ("s", "s", "other", "other", "s", *["s"] * 400, *["other"] * 400):
         if name not in documents:
-            part = driver.call(Export("e", name, without=slices[name].known, slice_bytes=1000))
+            part = driver.call(slices[name].asking(Export("e", name, slice_bytes=1000)))
             slices[name].take(part)
             if part.whole:
                 documents[name] = slices[name].put_together(part).document.tobytes()
     assert documents == {name: driver.call(Export("e", name)).document for name in ("s", "other")}
+
+
+def _begun(driver: Driver, size: int) -> ImagePart:
+    return ImagePart(driver.engine._sessions.checkpoints("s")[-1].id, size)
+
+
+def sliced(driver: Driver, slices: Slices, most: int | None = None) -> bytes:
+    """The document of session `s` as its slices bring it; b"" if only so many are asked for, and more would come."""
+    asked = 0
+    while asked != most:
+        part = driver.call(slices.asking(Export("e", "s", slice_bytes=1000)))
+        slices.take(part)
+        if part.whole:
+            return slices.put_together(part).document.tobytes()
+        asked += 1
+    return b""
+
+
+def test_an_image_that_was_left_half_way_is_whole_for_who_asks_next() -> None:
+    driver = TinyDriver("dflash2", images=8, pages=24)
+    driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
+    left = Slices(NOTHING)
+    assert not sliced(driver, left, 2), "who asked has left, and the engine stands within the image"
+    whole = driver.call(Export("e", "s")).document
+    other = Slices(NOTHING)
+    assert not sliced(driver, other, 1)
+    assert sliced(driver, left) == whole, "who comes back after another one has begun it anew"
+    assert sliced(driver, other) == sliced(driver, Slices(NOTHING)) == whole
+
+
+def test_what_is_not_what_the_engine_says_of_it_is_never_put_together() -> None:
+    driver = TinyDriver("dflash2", images=8, pages=24)
+    driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
+    first, second = (
+        driver.call(Export("e", "s", slice_bytes=1000, begun=begun)) for begun in (None, _begun(driver, 1000))
+    )
+    slices = Slices(NOTHING)
+    with pytest.raises(StateError, match="from 1000 on came after None"):
+        slices.take(second)
+    slices.take(first)
+    other = replace(second.piece, checkpoint="another")
+    with pytest.raises(StateError, match="another from 1000 on"):
+        slices.take(replace(second, piece=other))
+    whole = Slices(NOTHING)
+    while not (last := driver.call(whole.asking(Export("e", "s", slice_bytes=1 << 20)))).whole:
+        whole.take(last)
+    whole.take(last)
+    longer = (last.sizes[0] + 1, *last.sizes[1:])
+    with pytest.raises(StateError, match=f"has {longer[0]}"):
+        whole.put_together(replace(last, sizes=longer))
+    with pytest.raises(StateError, match="a document came with"):
+        whole.put_together(replace(last, trailer=last.trailer[1:]))
 
 
 def test_a_signature_is_that_of_the_clusters_key(tmp_path) -> None:
