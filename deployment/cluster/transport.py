@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +43,9 @@ HEAD = "node:__internal_head__"
 
 CALL_SECONDS = 4.0
 """Below the time after which a silent store is given up, so that it is asked more than once."""
+
+LOOKUPS = 4
+"""Names of actors that one process looks up at once, each a question to the GCS."""
 
 log = logging.getLogger("ray.serve")
 
@@ -90,6 +94,14 @@ class Cluster:
         self._app = app
         self.node: str = ray.get_runtime_context().get_node_id()
         self.directory = start_directory(app, durable, key_env, logs)
+        # Not the event loop's own threads: requests keep those busy with their tokens, media and files, and an owner
+        # that does not reach its stores in time publishes nothing.
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "lookups")
+
+    async def store(self, node: str) -> Any:
+        """The host store of a node. Raises ValueError if there is none."""
+        name = store_name(self._app, node)
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, named_actor, name)
 
     async def locate(self, key: SessionKey) -> Placed | Wait | None:
         """Raises `RayError` and TimeoutError while the directory is being started again."""
@@ -128,7 +140,7 @@ class Cluster:
     async def used_by(self, tenant: str) -> int | None:
         """Bytes that a tenant's sessions keep in this node's store; None if it does not answer."""
         try:
-            store = await asyncio.to_thread(named_actor, store_name(self._app, self.node))
+            store = await self.store(self.node)
         except ValueError:
             return None
         return await self.answered(store.used_by.remote(tenant), "question for a tenant's bytes")
@@ -136,7 +148,7 @@ class Cluster:
     async def images(self, member: Member, key: SessionKey) -> tuple[Image, ...]:
         """What a store holds of a session, oldest first; nothing if it does not answer."""
         try:
-            store = await asyncio.to_thread(named_actor, store_name(self._app, member.node))
+            store = await self.store(member.node)
         except ValueError:
             return ()
         return await self.answered(store.images.remote(key), f"question to {member}") or ()
@@ -144,7 +156,7 @@ class Cluster:
     async def room(self, node: str) -> Room | None:
         """What the host store of a node holds; None if it does not answer."""
         try:
-            store = await asyncio.to_thread(named_actor, store_name(self._app, node))
+            store = await self.store(node)
             return await self.answered(store.room.remote(), f"question to the store of {node}")
         except (ValueError, AttributeError):  # there is none, or one of an older version
             return None
@@ -167,12 +179,13 @@ class RayTransport:
 
     def __init__(self, cluster: Cluster, app: str, replica: str, load: Callable[[], Load]) -> None:
         self._cluster = cluster
-        self._app = app
         self._replica = replica
         self._load = load
         self._me = ray.get_runtime_context().current_actor
         self._stores: dict[str, Any] = {}
         self._registry = Registry(GcsValues(), versioned(app))
+        # Nobody else's, so that no other question stands before the one that says whether a grant holds.
+        self._seeing = ThreadPoolExecutor(1, "stores that count")
 
     async def renew(self, reports: Sequence[Held | Grant]) -> Sequence[Mail] | None:
         answer = self._directory.renew.remote(self._replica, self._cluster.node, self._me, reports, self._load())
@@ -188,7 +201,7 @@ class RayTransport:
         try:
             store = self._stores.get(member.node)
             if store is None:
-                store = await asyncio.to_thread(named_actor, store_name(self._app, member.node))
+                store = await self._cluster.store(member.node)
                 self._stores[member.node] = store
         except ValueError:  # it died with its node
             return None
@@ -204,7 +217,7 @@ class RayTransport:
 
     async def stores(self) -> Sequence[Member] | None:
         try:
-            return await asyncio.to_thread(self._registry.stores)
+            return await asyncio.get_running_loop().run_in_executor(self._seeing, self._registry.stores)
         except Exception as error:  # Ray has no class of its own for a key-value store that does not answer
             log.info("the cluster's key-value store did not answer: %r", error)
             return None
