@@ -163,13 +163,13 @@ class Engine:
             check_media(submit, models.vision)
             submit = replace(submit, media=self._known_media.shared(submit.media))
             self._admission.check_size(submit)
-            self._executor.grammars.check(submit.grammar)
+            matcher = self._executor.grammars.matcher(submit.grammar)
             now = self._clock()
             lane = None if submit.resumed is None else self._admission.replay(submit, submit.resumed, now)
             if lane is not None and lane.finish_reason is not None:
                 self._endings.finish(lane)
                 return
-            self._scheduler.enqueue(submit, now)
+            self._scheduler.enqueue(submit, now).matcher = matcher
         except BaseException:
             self._endings.unpark(submit)
             raise
@@ -300,13 +300,11 @@ class Engine:
         row = next(row for row in range(self._options.lanes) if row not in {lane.row for lane in self._lanes})
         lane = self._suspended.get(ticket.turn)
         try:
-            matcher = lane.matcher if lane is not None else None
-            matcher = matcher or self._executor.grammars.matcher(submit.grammar)
             if lane is not None:
                 self._admission.resume(lane, row, alone, self._clock())
             else:
                 lane = self._admission.open(submit, row, alone, self._clock())
-            lane.matcher = matcher
+            lane.matcher = ticket.matcher
         except CapacityError as error:
             if not alone:
                 return self._admission.shortage(error, submit)  # a running lane will give its memory back

@@ -10,7 +10,7 @@ allowed. A matcher is never fed past its end, and a lane whose masks say that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from deployment.engine import errors
 from deployment.engine.commands import Grammar
 from deployment.engine.errors import EngineError
-from deployment.engine.grammar_compiler import GrammarCompiler
+from deployment.engine.grammar_compiler import GrammarCompiler, Prototype
 from model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,34 +41,33 @@ class Masks:
 
 
 class TurnMatcher:
-    """Where one turn stands in its grammar. `field`: what asked for it.
+    """Where one turn stands in its grammar. `field`: what asked for it. `inner`: the library's, since the first
+    `follow`, so that a turn that waits for long shares no lexer that others have filled meanwhile."""
 
-    All turns of a grammar share what its lexer has learned, which has a limit: `compile` gives a prototype that has
-    learned nothing yet.
-    """
-
-    def __init__(self, grammar: Grammar, prototype: Any, compile: Callable[[], Any]) -> None:
+    def __init__(self, grammar: Grammar, prototype: Prototype, compiler: GrammarCompiler) -> None:
         self.field = grammar.field
+        self.inner: Any = None
+        self._grammar = grammar
         self._prototype = prototype
         self._after = grammar.after
-        self._compile = compile
+        self._compiler = compiler
         self._fed: list[int] = []
-        self.restart()
+        self.begun = self._after is None
 
     def restart(self) -> None:
         """Back to the turn's beginning; the next `follow` replays what was generated."""
-        self.inner = self._prototype.deep_copy()
+        self.inner = self._prototype.matcher.deep_copy()
         self.begun = self._after is None
         self._fed.clear()
 
     def renew(self) -> None:
         """The same, with a lexer that has all of its limit left."""
-        self._prototype = self._compile()
+        self._compiler.renew(self._grammar, self._prototype)
         self.restart()
 
     def follow(self, generated: Sequence[int]) -> None:
         """Takes in what is new of all tokens that the turn has generated. Raises EngineError if one cannot follow."""
-        if list(generated[: len(self._fed)]) != self._fed:
+        if self.inner is None or list(generated[: len(self._fed)]) != self._fed:
             self.restart()
         if self._feed(generated):
             return
@@ -113,24 +112,25 @@ class Grammars:
         self._compiler.warm("response_format")
 
     def knows(self, grammar: Grammar | None) -> bool:
-        """Whether neither `check` nor `matcher` has anything to compile."""
+        """Whether `matcher` has nothing to compile."""
         return grammar is None or self._compiler.knows(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """What `check` and `matcher` would compile. What is refused is remembered, and said by them."""
+        """What `matcher` would compile. What is refused is remembered, and said by it."""
         self._compiler.compiles(grammar)
 
-    def check(self, grammar: Grammar | None) -> None:
-        """Raises EngineError, naming the field and the place, for a grammar that is needed and cannot be compiled."""
-        if grammar is not None and grammar.needed:
-            self._compiler.prototype(grammar)
-
     def matcher(self, grammar: Grammar | None) -> TurnMatcher | None:
-        """A new turn's matcher; None if nothing binds it. Raises EngineError as `check` does."""
-        compiler = self._compiler
-        if grammar is None or not (grammar.needed or compiler.compiles(grammar)):
+        """A new turn's matcher; None if nothing binds it. Raises EngineError, naming the field and the place, for a
+        grammar that is needed and cannot be compiled."""
+        if grammar is None:
             return None
-        return TurnMatcher(grammar, compiler.prototype(grammar), lambda: compiler.prototype(grammar, anew=True))
+        try:
+            prototype = self._compiler.prototype(grammar)
+        except EngineError:
+            if grammar.needed:
+                raise
+            return None
+        return TurnMatcher(grammar, prototype, self._compiler)
 
     # ------------------------------------------------------------------------------------------------ masks
 

@@ -16,6 +16,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deployment.engine import errors
@@ -46,6 +47,14 @@ _EXCERPT = re.compile(r"\n +[0-9]+ \| ")
 """Begins the lines that the library shows of a grammar, which nobody but us has written."""
 
 
+@dataclass(eq=False)
+class Prototype:
+    """`matcher`: a grammar's, before any token. All copies of it share what its lexer has learned, which has a limit;
+    `GrammarCompiler.renew` brings one that has learned nothing yet."""
+
+    matcher: Any
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary of `rows` tokens. `end_ids`: tokens that end a turn once its grammar is
     complete. Grammars are compiled on any threads at once, where other threads go on."""
@@ -57,7 +66,7 @@ class GrammarCompiler:
         self._library: Any = None
         self._vocabulary: Any = None
         self.executor: Any = None
-        self._compiled: OrderedDict[_Key, Any] = OrderedDict()
+        self._compiled: OrderedDict[_Key, Prototype] = OrderedDict()
         self._refused: OrderedDict[_Key, tuple[str, str, str | None]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -96,18 +105,18 @@ class GrammarCompiler:
             return False
         return True
 
-    def prototype(self, grammar: Grammar, anew: bool = False) -> Any:
-        """The grammar's matcher before any token. Raises EngineError, naming the field and the place, for a grammar
-        that cannot be compiled. The most recent ones are kept, and so are the most recent refusals."""
+    def prototype(self, grammar: Grammar) -> Prototype:
+        """Raises EngineError, naming the field and the place, for a grammar that cannot be compiled. The most recent
+        ones are kept, and so are the most recent refusals."""
         key = _key(grammar)
         with self._lock:
             if key in self._refused:
                 raise EngineError(*self._refused[key])
-            if key in self._compiled and not anew:
+            if key in self._compiled:
                 self._compiled.move_to_end(key)
                 return self._compiled[key]
         try:
-            prototype = self._compile(grammar)
+            prototype = Prototype(self._compile(grammar))
         except EngineError as error:
             with self._lock:
                 _keep(self._refused, key, (error.code, error.message, error.param))
@@ -115,6 +124,10 @@ class GrammarCompiler:
         with self._lock:
             _keep(self._compiled, key, prototype)
         return prototype
+
+    def renew(self, grammar: Grammar, prototype: Prototype) -> None:
+        """For all who copy it from now on."""
+        prototype.matcher = self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> Any:
         if grammar.kind not in KINDS:

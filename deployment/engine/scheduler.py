@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from deployment.engine import errors
 from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
+from deployment.engine.grammar import TurnMatcher
 from deployment.engine.options import EngineOptions
 
 LANES = "lanes"
@@ -51,7 +52,8 @@ Holding = Mapping[str, int]
 class Ticket:
     """A turn's place, from its arrival to its end. `arrival`: its number, smaller is older. `waits_since`: when it
     arrived or was preempted. `begun`: it has had a lane, here or elsewhere. `deadline`: when waiting ends; None once it
-    has begun. `held`: it waits for another turn's prompt, and no lane would help it."""
+    has begun. `held`: it waits for another turn's prompt, and no lane would help it. `matcher`: of a turn with a
+    grammar, which is compiled once for it however long it waits."""
 
     submit: Submit
     arrival: int
@@ -63,6 +65,7 @@ class Ticket:
     overtaken: int = 0
     blocking: bool = False
     held: bool = False
+    matcher: TurnMatcher | None = None
     holding: Holding = field(default_factory=dict)
 
     @property
@@ -103,7 +106,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------ the queue
 
-    def enqueue(self, submit: Submit, now: float) -> None:
+    def enqueue(self, submit: Submit, now: float) -> Ticket:
         """Takes a turn in, or raises EngineError because too much waits already."""
         begun = submit.resumed is not None
         if not begun:
@@ -113,7 +116,9 @@ class Scheduler:
         self._arrivals += 1
         # a tenant that is new, or comes back, stands behind those who have waited since before it came
         self._served.setdefault(submit.tenant, self._admissions)
-        self._waiting.append(Ticket(submit, self._arrivals, now, deadline, begun))
+        ticket = Ticket(submit, self._arrivals, now, deadline, begun)
+        self._waiting.append(ticket)
+        return ticket
 
     def _check_limits(self, submit: Submit) -> None:
         waiting = self._queue()

@@ -15,9 +15,9 @@ from deployment.engine import errors
 from deployment.engine.commands import Cancel, Grammar, Submit
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Failed, Finished, Started
-from deployment.engine.grammar_compiler import _TRIED_CHARACTERS, GrammarCompiler
+from deployment.engine.grammar_compiler import _KEPT, _TRIED_CHARACTERS, GrammarCompiler
 from deployment.engine.service import EngineService
-from tests.engine.driving import models, options, prompt
+from tests.engine.driving import Driver, models, options, prompt
 
 SLOW = Grammar("regex", "(slow)+")
 QUICK = Grammar("regex", "(quick)+")
@@ -116,3 +116,19 @@ def test_a_source_that_is_too_large_is_refused_by_its_field():
         EngineError, match="response_format: the json_schema has 300000 characters, must be at most 262"
     ):
         compiler.prototype(Grammar("json_schema", " " * 300_000))
+
+
+def test_a_turn_that_waits_for_a_lane_has_its_grammar_compiled_once_whatever_is_compiled_meanwhile(monkeypatch):
+    compile, tried = GrammarCompiler._compile, []
+
+    def counted(self: GrammarCompiler, grammar: Grammar) -> Any:
+        tried.append(grammar)
+        return compile(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", counted)
+    driver = Driver(lanes=1)
+    grammars = [Grammar("regex", f"(a{index})+") for index in range(_KEPT + 8)]
+    waiting = [driver.submit(prompt(0), max_tokens=2, grammar=grammar) for grammar in grammars]
+    driver.steps()
+    assert all(driver.finished(turn).token_ids for turn in waiting)
+    assert sorted(grammar.source for grammar in tried) == sorted(grammar.source for grammar in grammars)

@@ -394,7 +394,7 @@ def test_a_turn_outlives_a_lexer_that_it_and_others_have_filled(monkeypatch):
     grammars, draw = grammars_of(), random.Random(1)
     a, b = ids_of("a")[0], ids_of("b")[0]
     lanes: list[Any] = [_Lane(grammars, regex("[ab]*a[ab]{20}"), []) for _ in range(2)]
-    prototype = grammars._compiler.prototype(regex("[ab]*a[ab]{20}"))
+    prototype = grammars._compiler.prototype(regex("[ab]*a[ab]{20}")).matcher
     for _ in range(12):
         for lane in lanes:
             masks = grammars.masks([lane], [[a, b]], 3)
@@ -402,4 +402,4 @@ def test_a_turn_outlives_a_lexer_that_it_and_others_have_filled(monkeypatch):
             forbidden = forbidden_by(masks)[0]
             assert not bool(forbidden[:, [a, b]].any()) and bool(forbidden[:, ids_of("c")].all())
             lane.generated = [*lane.generated, draw.choice((a, b))]
-    assert grammars._compiler.prototype(regex("[ab]*a[ab]{20}")) is not prototype, "the limit was never reached"
+    assert grammars._compiler.prototype(regex("[ab]*a[ab]{20}")).matcher is not prototype, "the limit was never reached"

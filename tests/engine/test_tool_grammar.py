@@ -119,7 +119,7 @@ def compiler() -> GrammarCompiler:
 
 def takes(grammar: Grammar, text: str) -> bool:
     """Whether a text can be written, and can end there."""
-    matcher = compiler().prototype(grammar).deep_copy()
+    matcher = compiler().prototype(grammar).matcher.deep_copy()
     return all(matcher.try_consume_tokens([token]) for token in ids_of(text)) and matcher.is_accepting()
 
 
