@@ -24,6 +24,7 @@ from deployment.engine.service import EngineService
 from deployment.keyed_turns import is_keyed
 from deployment.ownership.registry import KeyValues, Registry
 from deployment.ownership.words import Epoch, Order, SessionKey
+from deployment.publication_orders import published_as
 from deployment.session import Session
 from state.durable import DurableTier
 from state.errors import StateError
@@ -73,6 +74,7 @@ class DurableCopies:
         self._values = values
         self._clock = clock
         self._policy = PublicationPolicy()
+        self._published: dict[SessionKey, tuple[Order, int]] = {}
         self._on_the_way: dict[tuple[SessionKey, Order], _State] = {}
         self._written: dict[SessionKey, _State] = {}
 
@@ -112,6 +114,7 @@ class DurableCopies:
     def forget(self, key: SessionKey) -> None:
         """Another replica has the session now."""
         self._policy.forget(key)
+        self._published.pop(key, None)
         self._written.pop(key, None)
 
     def checkpoints(self, key: SessionKey) -> tuple[tuple[str, int], ...]:
@@ -124,7 +127,7 @@ class DurableCopies:
         return self._tier is not None and not is_keyed(key)
 
     async def _publish(self, session: Session, record_alone: bool) -> None:
-        order = Order(session.epoch, session.order)
+        order = self._next_order(session)
         if not record_alone:
             self._on_the_way[session.key, order] = _State(session.frontier, session.checkpoints)
         publish = Publish(
@@ -135,6 +138,13 @@ class DurableCopies:
         except EngineError as error:
             self._on_the_way.pop((session.key, order), None)
             log.warning("session %s was not made durable: %s", session.key, error)
+
+    def _next_order(self, session: Session) -> Order:
+        logged = Order(session.epoch, session.order)
+        last, number = self._published.get(session.key, (None, 0))
+        number = number + 1 if last == logged else 0
+        self._published[session.key] = logged, number
+        return published_as(logged, number)
 
     def _stored(self, event: Stored) -> None:
         state = self._on_the_way.pop((event.key, event.order), None)

@@ -38,6 +38,7 @@ from deployment.ownership.messages import (
 )
 from deployment.ownership.registry import Registry
 from deployment.ownership.words import Member, Order, SessionKey
+from deployment.publication_orders import logged_at
 from deployment.settings import DEFAULT_PLACE
 from state.durable import DurableTier
 from state.errors import StateError
@@ -285,7 +286,7 @@ class DirectoryActor:
 
 
 def _durable_sessions(place: str, key_env: str | None) -> list[tuple[SessionKey, Order]]:
-    return [(publication.key, publication.order) for publication in _tier(place, key_env).sessions()]
+    return [(publication.key, logged_at(publication.order)) for publication in _tier(place, key_env).sessions()]
 
 
 def _sweep(place: str, key_env: str | None) -> Swept:

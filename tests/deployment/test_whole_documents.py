@@ -7,18 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployment.durable_copies import DurableCopies
-from deployment.engine.commands import Call, Submit
-from deployment.engine.events import Event, Exported, Finished
+from deployment.engine.commands import Call
+from deployment.engine.events import Event, Exported
 from deployment.engine.service import EngineService
 from deployment.metrics.transfers import Transfers
-from deployment.ownership.words import Epoch, Order, SessionKey
+from deployment.ownership.words import Epoch, Order
 from deployment.session import Session
 from deployment.session_copies import SessionCopies
 from state.document import open_document
 from state.geometry import PAGE_TOKENS
+from tests.deployment.growing import KEY, grown
 from tests.engine.tiny import tiny_models, tiny_options
-
-KEY = SessionKey("a" * 64, "s")
 
 
 class Engine:
@@ -35,15 +34,6 @@ class Engine:
         piece = answer.piece.data if answer.piece is not None else b""
         self.brought.append(sum(len(segment.data) for segment in answer.segments) + len(piece))
         return answer
-
-
-async def grown(engine: Engine, session: Session, asked: int) -> None:
-    """A turn of so many tokens."""
-    prompt = (*session.ledger, *[len(session.ledger) % 7] * asked)
-    async for event in engine.service.turn(Submit("t", prompt, session=session.engine_id, max_tokens=2)):
-        if isinstance(event, Finished):
-            session.ledger = prompt + event.token_ids + event.hidden_ids
-            session.frontier = event.frontier
 
 
 def test_copies_of_a_session_are_made_of_the_copy_before_and_what_the_turn_added() -> None:
@@ -65,7 +55,7 @@ def test_copies_of_a_session_are_made_of_the_copy_before_and_what_the_turn_added
         try:
             for asked in (150, 10):
                 engine.brought.clear()
-                await grown(engine, session, asked)
+                await grown(engine.service, session, asked)
                 await copies.copy(session)
         finally:
             engine.service.close()

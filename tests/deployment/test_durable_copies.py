@@ -1,0 +1,80 @@
+"""What the durable tier has of a session after its turns and after its rest, written by a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployment.durable_copies import DurableCopies
+from deployment.engine.durability import open_tier
+from deployment.engine.service import EngineService
+from deployment.ownership.words import Epoch, Order
+from deployment.publication_orders import PUBLICATIONS, logged_at, published_as
+from deployment.session import Session
+from state.document import open_document
+from state.durable import DurableTier
+from state.publication_policy import IDLE_SECONDS
+from tests.deployment.growing import KEY, grown
+from tests.engine.tiny import tiny_models, tiny_options
+
+BUDGET = 1 << 30
+
+
+def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the_first_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The log stands still between a turn's end and the session's rest: both are written, one after the other."""
+    options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
+    now = [0.0]
+
+    async def steps() -> None:
+        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
+        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
+        copies.start()
+        tier = open_tier(str(tmp_path), BUDGET)
+        try:
+            for turn in range(3):
+                await grown(service, session, 20)
+                session.order += 3
+                await copies.turn_ended(session)
+                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+                now[0] += IDLE_SECONDS
+                await copies.publish_idle(lambda key: session)
+                await until(lambda: frontier(tier)[1] == session.frontier, f"the state of turn {turn}")
+        finally:
+            service.close()
+        publication = open_tier(str(tmp_path), BUDGET).latest(KEY)
+        assert publication is not None and logged_at(publication[0]) == Order(session.epoch, session.order)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(steps())
+    assert not caplog.records
+
+
+def frontier(tier: DurableTier) -> tuple[int, int]:
+    """Tokens of the newest publication's ledger, and of its furthest state."""
+    found = tier.latest(KEY)
+    if found is None:
+        return 0, 0
+    document = open_document(found[1])
+    return len(document.record().ledger), max((entry.frontier for entry in document.manifest.checkpoints), default=0)
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(what)
+
+
+def test_publications_of_one_time_follow_each_other_and_come_before_all_later_ones():
+    first, later = Order(Epoch(1, 2), 7), Order(Epoch(1, 2), 8)
+    orders = [published_as(first, 0), published_as(first, 1), published_as(later, 0)]
+    assert orders == sorted(orders) and [logged_at(order) for order in orders] == [first, first, later]
+    assert logged_at(published_as(first, 2 * PUBLICATIONS)) == first
