@@ -175,28 +175,34 @@ class SessionCopies:
         that it says. Where one of its checkpoints goes meanwhile, it begins anew, as of a later moment, if `begin`
         lets it."""
         slices, command, exported = Slices(session.newest), None, None
-        # One at a time: the engine hashes an image in slices, and has begun with no other meanwhile.
-        async with self._exporting:
-            while exported is None or not exported.whole:
+        while exported is None or not exported.whole:
+            # Sessions take turns: none waits for all of another one, and no lane for more than one slice.
+            async with self._exporting:
                 if command is None:
                     begin()
                     command = Export(
                         "", session.engine_id, session.record(), checkpoints, session.foreign, slice_bytes=SLICE_BYTES
                     )
                 try:
-                    exported = await self._service.call(slices.asking(replace(command, call=secrets.token_hex(8))))
+                    exported = await self._brought(slices, command)
                 except EngineError as error:
                     if error.code != UNKNOWN_CHECKPOINT:
                         raise
                     slices.begin_anew()
                     command = None
-                    continue
-                assert isinstance(exported, Exported)
-                slices.take(exported)
         assert command is not None and command.record is not None
         session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
         document = await asyncio.to_thread(slices.put_together, exported)
         return document, exported.frontiers, command.record.order
+
+    async def _brought(self, slices: Slices, command: Export) -> Exported:
+        """The next slice of a document, or all pieces of an image: the engine goes on with one image at a time."""
+        while True:
+            exported = await self._service.call(slices.asking(replace(command, call=secrets.token_hex(8))))
+            assert isinstance(exported, Exported)
+            slices.take(exported)
+            if exported.piece is None or exported.piece.sha256 is not None:
+                return exported
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
@@ -239,7 +245,11 @@ class SessionCopies:
             await self._lighten(session)
 
     async def _lighten(self, session: Session | None) -> None:
-        if session is not None and session.key in self._owned:
+        if session is None:
+            return
+        async with self._copying.of(session.key):
+            if session.key not in self._owned or not session.checkpoints:
+                return  # it has gone meanwhile, or its state has
             try:
                 await self._publish(session, checkpoints=False)
             except (NotOwned, StateError, EngineError) as error:

@@ -28,12 +28,14 @@ KEY = SessionKey("a" * 64, "s")
 
 
 class Engine:
-    """A tiny engine, and the bytes of segments that each export has brought."""
+    """A tiny engine, and the bytes of segments that each export has brought. `pieces` of images: whose, from where on,
+    and whether they are the last ones."""
 
     def __init__(self) -> None:
         options = tiny_options("none", images=8, pages=24)
         self.service = EngineService(tiny_models("none"), options)
         self.brought: list[int] = []
+        self.pieces: list[tuple[str, int, bool]] = []
         self.before: Callable[[int], Any] | None = None
 
     async def call(self, command: Call) -> Event:
@@ -41,7 +43,10 @@ class Engine:
             await self.before(len(self.brought))
         answer = await self.service.call(command)
         assert isinstance(answer, Exported)
-        piece = answer.piece.data if answer.piece is not None else b""
+        piece = b""
+        if answer.piece is not None:
+            piece = answer.piece.data
+            self.pieces.append((answer.session, answer.piece.offset, answer.piece.sha256 is not None))
         self.brought.append(sum(len(segment.data) for segment in answer.segments) + len(piece))
         return answer
 
@@ -89,8 +94,8 @@ class Place:
 
 @asynccontextmanager
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Place, None]:
-    """With slices so small that a document has many."""
-    monkeypatch.setattr(session_copies, "SLICE_BYTES", 1000)
+    """With slices so small that an image has several."""
+    monkeypatch.setattr(session_copies, "SLICE_BYTES", 200)
     here = Place()
     try:
         await here.turn(40)
@@ -118,6 +123,7 @@ def test_an_export_that_its_client_leaves_costs_the_next_copy_nothing(monkeypatc
             here.before_slice(2, leave)
             with pytest.raises(asyncio.CancelledError):
                 await leaving
+            assert not here.engine.pieces[-1][-1], "it stands within the image"
             await here.copies.copy(here.session)
             assert of(here.published[-1][1])[0] == here.session.ledger
 
@@ -157,6 +163,25 @@ def test_a_document_whose_state_goes_meanwhile_is_of_a_later_moment(monkeypatch)
             with pytest.raises(RequestError) as caught:
                 await here.copies.document(here.session)
             assert caught.value.refused.code == "session_busy", "there is no such moment until the turn ends"
+
+    asyncio.run(steps())
+
+
+def test_a_small_session_does_not_wait_for_all_of_a_large_one(monkeypatch) -> None:
+    async def steps() -> None:
+        async with place(monkeypatch) as here:
+            await here.turn(150)
+            small = Session(SessionKey("b" * 64, "small"), Epoch(1, 1))
+            await grown(here.engine, small, 20)
+            export = asyncio.create_task(here.copies.document(here.session))
+            await asyncio.sleep(0)
+            document = await here.copies.document(small)
+            assert not export.done()
+            assert of(document.tobytes())[0] == small.ledger
+            assert of((await export).tobytes())[0] == here.session.ledger
+            of_each = [(name, offset) for name, offset, _ in here.engine.pieces]
+            assert len(set(of_each)) == len(of_each) > 2, "no image began anew since another one came between"
+            assert [last for *_, last in here.engine.pieces].count(True) == 2
 
     asyncio.run(steps())
 
