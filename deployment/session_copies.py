@@ -165,15 +165,16 @@ class SessionCopies:
         def at_the_logs_end() -> None:
             session.order = self._owned.end(key).sequence
 
-        session.newest, frontiers, sequence = await self._export(session, at_the_logs_end, checkpoints)
-        self._owned.publish(key, sequence, frontiers, session.newest.document, session.since or sequence + 1)
+        document, said, sequence = await self._export(session, at_the_logs_end, checkpoints)
+        session.newest, session.checkpoints = document, tuple(zip(said.kinds, said.frontiers, strict=True))
+        self._owned.publish(key, sequence, said.frontiers, document.document, session.since or sequence + 1)
 
     async def _export(
         self, session: Session, begin: Callable[[], None], checkpoints: bool = True
-    ) -> tuple[WholeDocument, tuple[int, ...], int]:
-        """The session as of one moment, at which `begin` is called: its document, the frontiers there, and the order
-        that it says. Where one of its checkpoints goes meanwhile, it begins anew, as of a later moment, if `begin`
-        lets it."""
+    ) -> tuple[WholeDocument, Exported, int]:
+        """The session as of one moment, at which `begin` is called: its document, what the engine says of that, and the
+        order that it says itself. Where one of its checkpoints goes meanwhile, it begins anew, as of a later moment, if
+        `begin` lets it."""
         slices, command, exported = Slices(session.newest), None, None
         while exported is None or not exported.whole:
             # Sessions take turns: none waits for all of another one, and no lane for more than one slice.
@@ -191,9 +192,7 @@ class SessionCopies:
                     slices.begin_anew()
                     command = None
         assert command is not None and command.record is not None
-        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        document = await asyncio.to_thread(slices.put_together, exported)
-        return document, exported.frontiers, command.record.order
+        return await asyncio.to_thread(slices.put_together, exported), exported, command.record.order
 
     async def _brought(self, slices: Slices, command: Export) -> Exported:
         """The next slice of a document, or all pieces of an image: the engine goes on with one image at a time."""

@@ -137,6 +137,7 @@ def test_a_turn_between_two_slices_of_an_export_does_not_enter_it(monkeypatch) -
             here.before_slice(1, lambda: here.turn(20))
             assert (await here.copies.document(here.session)).tobytes() == before
             assert len(here.session.ledger) > len(of(before)[0])
+            assert here.session.checkpoints == () and not here.published, "an export is no copy"
 
     asyncio.run(steps())
 
