@@ -35,10 +35,10 @@ log = logging.getLogger("ray.serve")
 class Forking:
     """Of one replica's sessions. Raises RequestError."""
 
-    def __init__(self, service: EngineService, keeper: SessionKeeper) -> None:
+    def __init__(self, service: EngineService, keeper: SessionKeeper, creating: Creating) -> None:
         self._service = service
         self._keeper = keeper
-        self._creating = Creating(service, keeper)
+        self._creating = creating
 
     # -------------------------------------------------------------------------------------------- checkpoints
 

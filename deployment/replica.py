@@ -118,7 +118,8 @@ class EngineReplica:
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
         self._drainer = Drainer(self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
-        creating, forking = Creating(self._service, self._keeper), Forking(self._service, self._keeper)
+        creating = Creating(self._service, self._keeper)
+        forking = Forking(self._service, self._keeper, creating)
         self._sessions = SessionDesk(self._id, self._keeper, creating, forking, self._state_limit, self._turns)
         self._lanes = args.lanes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from deployment.cluster.not_owned import NotOwned
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.durable_copies import IDLE_CHECK_SECONDS, DurableCopies
 from deployment.engine.commands import Export
-from deployment.engine.errors import UNKNOWN_SESSION, EngineError
+from deployment.engine.errors import UNKNOWN_CHECKPOINT, UNKNOWN_SESSION, EngineError
 from deployment.engine.events import Exported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError, session_busy, session_unavailable
@@ -79,13 +80,10 @@ class SessionCopies:
         async with self._copying.of(key):
             if self._held(key) is not session:
                 return
-            sequence = session.order = self._owned.end(key).sequence
             try:
                 began = time.perf_counter()
-                session.newest, frontiers = await self._export(session)
-                document = session.newest.document
-                self._transfers.copied(len(document), time.perf_counter() - began)
-                self._owned.publish(key, sequence, frontiers, document, session.since or sequence + 1)
+                await self._publish(session)
+                self._transfers.copied(len(session.newest.document), time.perf_counter() - began)
             except EngineError as error:
                 if error.code != UNKNOWN_SESSION:
                     raise
@@ -146,35 +144,64 @@ class SessionCopies:
             await self._durable.publish_idle(self._held)
 
     async def document(self, session: Session) -> np.ndarray:
-        """The session as bytes for its client. Raises RequestError: 409 while it is busy or empty."""
-        if not await session.idle():
-            raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+        """The session as bytes for its client, as it is when this is called: a turn may begin meanwhile. Raises
+        RequestError: 409 while it is busy or empty."""
+
+        def between_turns() -> None:
+            if not session.free:
+                raise session_busy(session.key.session, "a turn is running; it can be exported between turns")
+
+        await session.idle()
+        between_turns()
         if not session.ledger:
             message = f"session {session.key.session!r} has no turn yet, so that there is nothing to export"
             raise RequestError(409, "session_empty", message, "session")
-        return (await self._export(session))[0].document
+        return (await self._export(session, between_turns))[0].document
 
-    async def _export(self, session: Session, checkpoints: bool = True) -> tuple[WholeDocument, tuple[int, ...]]:
-        slices, record, foreign = Slices(session.newest), session.record(), session.foreign
-        # One at a time: the engine hashes an image in slices, and has begun with no other meanwhile.
-        async with self._exporting:
-            while True:
-                command = Export(
-                    secrets.token_hex(8),
-                    session.engine_id,
-                    record,
-                    checkpoints,
-                    foreign,
-                    slice_bytes=SLICE_BYTES,
-                )
-                exported = await self._service.call(slices.asking(command))
-                assert isinstance(exported, Exported)
-                slices.take(exported)
-                if exported.whole:
-                    break
-        document = await asyncio.to_thread(slices.put_together, exported)
-        session.checkpoints = tuple(zip(exported.kinds, exported.frontiers, strict=True))
-        return document, exported.frontiers
+    async def _publish(self, session: Session, checkpoints: bool = True) -> None:
+        """Makes an image of the session, and gives it to all copies. `checkpoints`: with state."""
+        key = session.key
+
+        def at_the_logs_end() -> None:
+            session.order = self._owned.end(key).sequence
+
+        document, said, sequence = await self._export(session, at_the_logs_end, checkpoints)
+        session.newest, session.checkpoints = document, tuple(zip(said.kinds, said.frontiers, strict=True))
+        self._owned.publish(key, sequence, said.frontiers, document.document, session.since or sequence + 1)
+
+    async def _export(
+        self, session: Session, begin: Callable[[], None], checkpoints: bool = True
+    ) -> tuple[WholeDocument, Exported, int]:
+        """The session as of one moment, at which `begin` is called: its document, what the engine says of that, and the
+        order that it says itself. Where one of its checkpoints goes meanwhile, it begins anew, as of a later moment, if
+        `begin` lets it."""
+        slices, command, exported = Slices(session.newest), None, None
+        while exported is None or not exported.whole:
+            # Sessions take turns: none waits for all of another one, and no lane for more than one slice.
+            async with self._exporting:
+                if command is None:
+                    begin()
+                    command = Export(
+                        "", session.engine_id, session.record(), checkpoints, session.foreign, slice_bytes=SLICE_BYTES
+                    )
+                try:
+                    exported = await self._brought(slices, command)
+                except EngineError as error:
+                    if error.code != UNKNOWN_CHECKPOINT:
+                        raise
+                    slices.begin_anew()
+                    command = None
+        assert command is not None and command.record is not None
+        return await asyncio.to_thread(slices.put_together, exported), exported, command.record.order
+
+    async def _brought(self, slices: Slices, command: Export) -> Exported:
+        """The next slice of a document, or all pieces of an image: the engine goes on with one image at a time."""
+        while True:
+            exported = await self._service.call(slices.asking(replace(command, call=secrets.token_hex(8))))
+            assert isinstance(exported, Exported)
+            slices.take(exported)
+            if exported.piece is None or exported.piece.sha256 is not None:
+                return exported
 
     def no_room(self, message: NoRoom) -> None:
         log.warning("store %s has %d bytes free, %d are wanted", message.member, message.free, message.wanted)
@@ -217,11 +244,12 @@ class SessionCopies:
             await self._lighten(session)
 
     async def _lighten(self, session: Session | None) -> None:
-        if session is not None and session.key in self._owned:
+        if session is None:
+            return
+        async with self._copying.of(session.key):
+            if session.key not in self._owned or not session.checkpoints:
+                return  # it has gone meanwhile, or its state has
             try:
-                sequence = session.order = self._owned.end(session.key).sequence
-                session.newest, frontiers = await self._export(session, checkpoints=False)
-                document = session.newest.document
-                self._owned.publish(session.key, sequence, frontiers, document, session.since or sequence + 1)
+                await self._publish(session, checkpoints=False)
             except (NotOwned, StateError, EngineError) as error:
                 log.info("session %s keeps its image: %s", session.key, error)

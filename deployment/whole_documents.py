@@ -37,6 +37,7 @@ class Slices:
     def __init__(self, before: WholeDocument) -> None:
         self._before = before
         self._fresh: dict[bytes, tuple[Blob, ...]] = {}
+        self._chosen: tuple[str, ...] | None = None
         self._begun: ImagePart | None = None
         self._pieces: list[Blob] = []
 
@@ -45,11 +46,16 @@ class Slices:
         return frozenset(self._before.places).union(self._fresh)
 
     def asking(self, command: Export) -> Export:
-        """The command that asks for what comes next."""
-        return replace(command, without=self.known, begun=self._begun)
+        """The command that asks for what comes next, of the moment at which the first slice was asked for."""
+        return replace(command, without=self.known, begun=self._begun, chosen=self._chosen)
+
+    def begin_anew(self) -> None:
+        """The document is of another moment than before. What came is not asked for again."""
+        self._chosen = None
 
     def take(self, brought: Exported) -> None:
         """Raises StateError for a piece that does not go on where the ones before it end."""
+        self._chosen = brought.chosen
         self._fresh |= {segment.sha256: (segment.data,) for segment in brought.segments}
         piece = brought.piece
         if piece is None:

@@ -302,7 +302,9 @@ class Export:
     `slice_bytes`: the document is attached, and is put together by who asks, who has the segments `without` from the
     session's document before. The others come in slices of about so many bytes, so that no lane waits for long: while
     the answer is not `whole`, ask again, with its segments among `without`, and with what there is of an image that
-    comes in pieces as `begun`: the engine begins one anew where it does not stand itself. Answer: `Exported`.
+    comes in pieces as `begun`: the engine begins one anew where it does not stand itself. `chosen`: the checkpoints
+    that the first slice named, so that all slices are of that moment, whatever the session's turns do meanwhile.
+    Answer: `Exported`; or `Failed` with `unknown_checkpoint` if one of them is gone: the document has to begin anew.
     """
 
     call: str
@@ -314,6 +316,7 @@ class Export:
     hashed: bool = True
     slice_bytes: int | None = None
     begun: ImagePart | None = None
+    chosen: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

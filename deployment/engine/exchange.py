@@ -81,9 +81,7 @@ class StateExchange:
 
     def export(self, command: Export) -> Exported:
         bare = command.foreign is not None or not command.checkpoints
-        chosen = [] if bare else self._standing_for(command.session)
-        if not bare and command.without is not None and command.slice_bytes is None:
-            chosen = self._with_pinned(command.session, chosen)
+        chosen = [] if bare else self._chosen(command)
         record = command.record or _record_of(chosen)
         if not chosen and not record.ledger:
             raise _nothing_held(command.session)
@@ -98,7 +96,9 @@ class StateExchange:
             parts = encode_sliced(self._memory, chosen, record, made_by, key, self._digests, without, most, after)
             if not isinstance(parts, SessionParts):
                 segments, piece = _read(parts.segments), parts.piece
-                return Exported(command.call, command.session, b"", (), (), segments, piece=piece, whole=False)
+                return Exported(
+                    command.call, command.session, b"", (), (), segments, piece=piece, whole=False, chosen=_ids(chosen)
+                )
             document, trailer = parts.head, parts.trailer
             payload = tuple(segment.sha256 for segment in parts.segments)
             sizes = tuple(segment.size for segment in parts.segments)
@@ -114,7 +114,16 @@ class StateExchange:
         kinds: list[CheckpointKind] = [kind for c in chosen if (kind := _known(c.kind))]
         frontiers = tuple(c.frontier for c in chosen)
         return Exported(
-            command.call, command.session, document, tuple(kinds), frontiers, segments, payload, sizes, trailer
+            command.call,
+            command.session,
+            document,
+            tuple(kinds),
+            frontiers,
+            segments,
+            payload,
+            sizes,
+            trailer,
+            chosen=_ids(chosen),
         )
 
     def pages(self, command: ExportPages, lane: Lane) -> Pages:
@@ -276,6 +285,20 @@ class StateExchange:
             raise
         return loaded
 
+    def _chosen(self, command: Export) -> list[Checkpoint]:
+        """Those of a document: with its first slice they are chosen for all of it."""
+        if command.chosen is not None:
+            kept = {checkpoint.id: checkpoint for checkpoint in self._memory.checkpoints}
+            for id in command.chosen:
+                if id not in kept:
+                    message = f"checkpoint {id} of session {command.session!r} went before all of it was exported"
+                    raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "chosen")
+            return [kept[id] for id in command.chosen]
+        chosen = self._standing_for(command.session)
+        if command.without is not None and command.slice_bytes is None:
+            chosen = self._with_pinned(command.session, chosen)
+        return chosen
+
     def _standing_for(self, session: str) -> list[Checkpoint]:
         """The newest checkpoint of each kind, and the deepest one on the way to the ledger's end, whoever holds it:
         where the turn's end has no image, whoever goes on prefills what came after that one."""
@@ -306,6 +329,10 @@ class StateExchange:
 
 def _read(segments: Iterable[DetachedSegment]) -> tuple[SegmentBytes, ...]:
     return tuple(SegmentBytes(segment.sha256, segment.read()) for segment in segments)
+
+
+def _ids(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+    return tuple(checkpoint.id for checkpoint in checkpoints)
 
 
 def _on_the_way(ledger: Sequence[int] | None, media: Placed, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:

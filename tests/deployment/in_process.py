@@ -19,6 +19,7 @@ from deployment.engine.commands import Command, Drop, DropStaged, Export, Export
 from deployment.engine.errors import UNKNOWN_SESSION, UNKNOWN_TURN, EngineError
 from deployment.engine.events import Dropped, Event, Exported, Imported, Staged
 from deployment.errors import Refused, RequestError, of_engine
+from deployment.forking import Forking
 from deployment.keeper import SessionKeeper
 from deployment.moving import ToDestination, Welcome
 from deployment.ownership.directory import Directory
@@ -204,6 +205,7 @@ class Replica:
         link: Any = self.link
         self.keeper = SessionKeeper(name, self.service, link, link, durable, self.arrivals, self._send)
         self.creating = Creating(self.service, self.keeper)
+        self.forking = Forking(self.service, self.keeper, self.creating)
         self.told: list[LoggedTurn] = []
 
     @property

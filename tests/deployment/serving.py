@@ -20,7 +20,6 @@ from ray import serve
 
 from deployment.draining import Drainer
 from deployment.engine.service import EngineService
-from deployment.forking import Forking
 from deployment.held_turn import call_later
 from deployment.ingress import Ingress, api
 from deployment.keyed_expiry import KeyedExpiry
@@ -79,8 +78,7 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
     replica._drainer = Drainer(a.keeper)
-    forking = Forking(a.service, a.keeper)
-    replica._sessions = SessionDesk("a", a.keeper, a.creating, forking, replica._state_limit, replica._turns)
+    replica._sessions = SessionDesk("a", a.keeper, a.creating, a.forking, replica._state_limit, replica._turns)
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)
     replica._arrivals = a.arrivals

@@ -12,7 +12,7 @@ from deployment.engine.commands import Drop, Fork
 from deployment.engine.errors import OVERLOADED, EngineError
 from deployment.errors import RequestError
 from deployment.fork_points import ForkAt
-from deployment.forking import MOST_CHECKPOINTS, Forking
+from deployment.forking import MOST_CHECKPOINTS
 from deployment.held_turn import HeldTurn
 from deployment.ownership.messages import Image, Placed
 from deployment.ownership.words import Member, SessionKey
@@ -46,13 +46,13 @@ async def say(place: Place, key: SessionKey, text: str, mode: Any = "append") ->
 async def first_turns(place: Place) -> tuple[Session, tuple[int, ...]]:
     """A session with a checkpoint after its first turn, and what it said in its second one."""
     await say(place, KEY, "My locker code is 4172.", "history")
-    await Forking(place.service, place.keeper).checkpoint(place.session, "one")
+    await place.replica.forking.checkpoint(place.session, "one")
     return place.session, await say(place, KEY, ASKED)
 
 
 async def fork(place: Place, at: ForkAt, session: Session | None = None) -> SessionKey:
     key = SessionKey(KEY.tenant, f"child-{next(_turns)}")
-    await Forking(place.service, place.keeper).fork(session or place.session, key, at)
+    await place.replica.forking.fork(session or place.session, key, at)
     return key
 
 
@@ -127,7 +127,7 @@ def test_a_move_brings_the_state_of_all_checkpoints():
     async def steps() -> None:
         async with places() as (world, (a, b)):
             session, second = await first_turns(a)
-            await Forking(a.service, a.keeper).checkpoint(session, "two")
+            await a.replica.forking.checkpoint(session, "two")
             await say(a, KEY, "Thanks.")
             frontiers = [turn.frontier for turn in session.turns[:2]]
             await a.move(b)
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_was_deleted_is_not_found_and_holds_no_memory():
     async def steps() -> None:
         async with places() as (_, (a, _b)):
             session, _second = await first_turns(a)
-            forking = Forking(a.service, a.keeper)
+            forking = a.replica.forking
             kept = [point.image for point in session.fork_points if point.name == "one"]
             assert kept == [session.turns[0].frontier]
             await forking.delete_checkpoint(session, "one")
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_was_deleted_is_not_found_and_holds_no_memory():
 def test_what_cannot_be_kept_is_refused_by_name():
     async def steps() -> None:
         async with places() as (_, (a, _b)):
-            forking = Forking(a.service, a.keeper)
+            forking = a.replica.forking
             empty = await a.replica.creating.empty(SessionKey(KEY.tenant, "empty"))
             assert await refused(forking.checkpoint(empty, None)) == (409, "session_empty")
             session, _second = await first_turns(a)
@@ -178,7 +178,7 @@ def test_the_past_can_be_forked_while_a_turn_runs_but_not_kept():
         async with places() as (_, (a, _b)):
             session, second = await first_turns(a)
             long = await begun(a, KEY, "Count from 3 in steps of 2, 60 numbers.", tokens=200)
-            assert await refused(Forking(a.service, a.keeper).checkpoint(session, "x")) == (409, "session_busy")
+            assert await refused(a.replica.forking.checkpoint(session, "x")) == (409, "session_busy")
             child = await fork(a, ForkAt(checkpoint="one"))
             assert session.running is long
             assert await say(a, child, ASKED) == second
@@ -216,7 +216,7 @@ CHILD = SessionKey(KEY.tenant, "child")
 
 def desk(place: Place) -> SessionDesk:
     limit = StateLimit(None, _nothing, place.keeper.copies.make_room_of)
-    forking = Forking(place.service, place.keeper)
+    forking = place.replica.forking
     return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit, TurnTable())
 
 

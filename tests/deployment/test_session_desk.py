@@ -11,7 +11,6 @@ import pytest
 
 from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.errors import RequestError
-from deployment.forking import Forking
 from deployment.moving import Document, ToDestination
 from deployment.ownership.messages import Placed
 from deployment.session_desk import SessionDesk
@@ -28,7 +27,7 @@ def desk_of(place: Place) -> SessionDesk:
         return None
 
     limit = StateLimit(None, used, place.keeper.copies.make_room_of)
-    forking = Forking(place.service, place.keeper)
+    forking = place.replica.forking
     return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit, TurnTable())
 
 

@@ -237,6 +237,25 @@ def test_an_image_that_was_left_half_way_is_whole_for_who_asks_next() -> None:
     assert sliced(driver, other) == sliced(driver, Slices(NOTHING)) == whole
 
 
+def test_slices_are_of_the_moment_of_the_first_whatever_turns_come_between() -> None:
+    driver = TinyDriver("dflash2", images=8, pages=24)
+    driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
+    ledger = driver.engine._sessions.checkpoints("s")[-1].ledger
+    before, slices = driver.call(Export("e", "s")).document, Slices(NOTHING)
+    assert not sliced(driver, slices, 1)
+    driver.run((*ledger, 1, 2, 3), session="s", max_tokens=6, ignore_eos=True)
+    after = driver.call(Export("e", "s")).document
+    assert sliced(driver, slices) == before != after
+    late = Slices(NOTHING)
+    assert not sliced(driver, late, 1)
+    driver.call(Drop("d", "s"))
+    driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
+    gone = driver.call(late.asking(Export("e", "s", slice_bytes=1000)))
+    assert isinstance(gone, Failed) and (gone.code, gone.param) == ("unknown_checkpoint", "chosen")
+    late.begin_anew()
+    assert sliced(driver, late) == driver.call(Export("e", "s")).document
+
+
 def test_what_is_not_what_the_engine_says_of_it_is_never_put_together() -> None:
     driver = TinyDriver("dflash2", images=8, pages=24)
     driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
