@@ -107,9 +107,9 @@ class DurableCopies:
 
     async def delete(self, key: SessionKey, epoch: Epoch) -> None:
         """Raises StateError if the store fails: then the session may come back from there."""
-        self.forget(key)
         if self._tier is not None and self._keeps(key):
             await asyncio.to_thread(self._tier.delete, key, epoch)
+        self.forget(key)
 
     def forget(self, key: SessionKey) -> None:
         """Another replica has the session now."""

@@ -60,20 +60,21 @@ class Ending:
             self._deleted.popitem(last=False)
 
     async def delete(self, session: Session, at: float) -> None:
-        """A running turn is cancelled. All copies have its tombstone when this returns. `at`: as the tombstone says.
-        `NotOwned` if it was given away meanwhile; RequestError (503)."""
+        """A running turn is cancelled. The durable tier and all copies have its tombstone when this returns. `at`: as
+        that says. `NotOwned` if it was given away meanwhile; RequestError (503): it is there still, or its copies hear
+        of its end when they answer."""
         async with self._deleting.of(session.key):
-            session.moving = True  # no other turn begins in it
             try:
-                if session.running is not None:
-                    session.running.cancel()
-                    await session.running.ended()
+                await self._rests(session)
                 # A first turn that left nothing took its session along; and somebody else may have deleted it.
                 if not session.buried:
-                    if self._sessions.get(session.key) is not session:
-                        raise NotOwned(f"session {session.key} was moved while it was to be deleted")
-                    epoch = session.epoch
-                    self._note_deleted(session.key, epoch)
+                    self._must_be_here(session)
+                    if not session.alone:  # a tombstone would say there that it was
+                        # Before the log: as long as that goes on, whoever asks to delete the session again is heard.
+                        await self.delete_durable(session.key, session.epoch)
+                        await self._rests(session)
+                        self._must_be_here(session)
+                    self._note_deleted(session.key, session.epoch)
                     try:
                         await self.bury(session.key, at)
                     except BaseException:  # it may be there still, here or at another owner
@@ -81,10 +82,18 @@ class Ending:
                         raise
                     session.buried = True
                     await self._forget(session)
-                    if not session.alone:  # a tombstone would say there that it was
-                        await self.delete_durable(session.key, epoch)
             finally:
                 session.moving = False
+
+    async def _rests(self, session: Session) -> None:
+        session.moving = True  # no other turn begins in it, unless something else that waited lets go of it
+        if session.running is not None:
+            session.running.cancel()
+            await session.running.ended()
+
+    def _must_be_here(self, session: Session) -> None:
+        if self._sessions.get(session.key) is not session:
+            raise NotOwned(f"session {session.key} was moved while it was to be deleted")
 
     async def delete_durable(self, key: SessionKey, epoch: Epoch) -> None:
         try:

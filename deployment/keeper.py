@@ -7,7 +7,6 @@ is not in the log goes on here, from the last round that is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -245,7 +244,8 @@ class SessionKeeper:
             self._owned.forget(opened.key)
 
     async def end_durable(self, opened: Opened) -> None:
-        """Who deleted a session may have been cut off before the durable tier had its end. RequestError (503)."""
+        """Who deleted a session told its log first, in versions before this one, and may have been cut off before the
+        durable tier had its end. RequestError (503)."""
         deleted = deleted_under(opened.records)
         try:
             # Not for one that was in a single store: a tombstone would say there that it was.
@@ -364,17 +364,6 @@ class SessionKeeper:
         self._owned.forget(session.key)
         self._durable.forget(session.key)
         await self._drop(session)
-
-    async def delete_again(self, key: SessionKey) -> None:
-        """Of one that is not there: a replica that was lost has deleted it, but perhaps not in the durable tier.
-        RequestError (503)."""
-        async with self.getting.of(key):
-            with contextlib.suppress(OwnedElsewhere, NoCopyLeft):
-                opened = await self.taken(key, anew=False)
-                if exists(opened):
-                    self._owned.forget(key)  # it was made anew since
-                else:
-                    await self._take_back(opened)
 
     def _reopened(self, opened: Opened) -> None:
         """The same owner under a new epoch, as when another store has joined. What is here counts if it is what the

@@ -87,13 +87,8 @@ class SessionDesk:
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
         while True:
-            try:
-                # `anew`: one of which no copy is left can be deleted too.
-                session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
-            except RequestError as error:
-                if route.again and error.refused.status == 404:
-                    await self._keeper.delete_again(key)
-                raise
+            # `anew`: one of which no copy is left can be deleted too.
+            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
             try:
                 await self._keeper.ending.delete(session, time.time())
             except NotOwned:

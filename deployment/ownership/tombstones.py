@@ -35,7 +35,9 @@ class Tombstones:
 
     def __init__(self) -> None:
         self._unseen: set[SessionKey] = set()
-        self._stones: list[_Stone] = []
+        # Each stone is in one of them: first by when it becomes dispensable, from then on by how long it is kept.
+        self._needed: list[tuple[float, _Stone]] = []
+        self._dispensable: list[_Stone] = []
 
     def buried(self, key: SessionKey) -> None:
         """A session was deleted, or is so still under another seal."""
@@ -48,13 +50,13 @@ class Tombstones:
         for key in self._unseen:
             copy = copies.get(key)
             if copy is not None and copy.tombstone is not None:
-                heapq.heappush(self._stones, _stone(key, copy.tombstone.at, copy.seal, at))
+                stone = _stone(key, copy.tombstone.at, copy.seal, at)
+                heapq.heappush(self._needed, (stone.dispensable, stone))
         self._unseen.clear()
-        while self._stones:
-            first = self._stones[0]
-            if first.until >= at and not (first.dispensable < at and crowded()):
-                return
-            heapq.heappop(self._stones)
+        while self._needed and self._needed[0][0] < at:
+            heapq.heappush(self._dispensable, heapq.heappop(self._needed)[1])
+        while self._dispensable and (self._dispensable[0].until < at or crowded()):
+            first = heapq.heappop(self._dispensable)
             copy = copies.get(first.key)
             if copy is not None and copy.deleted and copy.seal == first.seal:
                 yield first.key

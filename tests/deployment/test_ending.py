@@ -12,6 +12,9 @@ from deployment.ownership.log import HeadMoved
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, Epoch, SessionKey
 from deployment.session import Session
+from deployment.session_desk import SessionDesk
+from deployment.turn_table import TurnTable
+from deployment.wire import Route
 from state.durable import DurableTier
 from state.errors import StoreError
 from state.session_record import SessionRecord
@@ -102,32 +105,94 @@ def test_a_session_that_could_not_be_ended_is_not_taken_for_a_deleted_one(monkey
     run(steps)
 
 
-async def cut_off_deleting(world: World, tier: DurableTier, durable: bool) -> Placed:
-    """The only durable publication is still there, and its session's log ends with a tombstone. Where it was."""
+async def durable_session(world: World, tier: DurableTier, durable: bool = True) -> Session:
+    """One at rest at `a`, with a publication in the tier if it is to be `durable`."""
     session = await turn(world, "a", 1, 2, 3)
     values = FakeValues()
     for replica in world.replicas.values():
         replica.keeper._durable._tier, replica.keeper._durable._values = tier, values
     if durable:
         publish(tier, "one", key=KEY, epoch=session.epoch)
+    return session
+
+
+async def told_its_log_first(world: World, tier: DurableTier, durable: bool) -> Placed:
+    """As versions before this one deleted, and were cut off: the only durable publication is still there, and its
+    session's log ends with a tombstone. Where it was."""
+    await durable_session(world, tier, durable)
     a = world.replicas["a"]
     placed = await a.link.locate(KEY)
     assert isinstance(placed, Placed)
-    cut_off = asyncio.Event()
-    a.keeper._durable.delete = lambda key, epoch: _noted(cut_off)
-    deleting = asyncio.create_task(a.keeper.ending.delete(session, 1.0))
-    await cut_off.wait()
-    deleting.cancel()
+    await a.keeper.ending.bury(KEY, 1.0)
     world.kill("a")
     return placed
 
 
-@pytest.mark.parametrize("how", ["turn", "made", "deleted again"])
+async def delete(world: World, name: str) -> bool:
+    """As a client does that has not asked before."""
+    replica = world.replicas[name]
+    placed = await replica.link.locate(KEY)
+    assert placed is None or isinstance(placed, Placed)
+    nothing: Any = None
+    desk = SessionDesk(name, replica.keeper, replica.creating, nothing, nothing, TurnTable())
+    return await desk.delete(Route(name, placement=placed), KEY)
+
+
+async def ended_everywhere(world: World, tier: DurableTier) -> None:
+    b = world.replicas["b"]
+    assert await b.link.locate(KEY) is None and tier.latest(KEY) is None and tier.tombstone(KEY) is not None
+    assert (await refused(delete(world, "b")))[:2] == (404, "session_not_found")
+
+
+def test_a_delete_that_the_durable_tier_does_not_take_has_not_been_and_is_ended_by_asking_again():
+    tier = open_tier(MemoryStore(), Clock())
+
+    async def steps(world: World) -> None:
+        session = await durable_session(world, tier)
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(tier, "delete", _full)
+            assert (await refused(delete(world, "a")))[:2] == (503, "session_unavailable")
+        assert tier.latest(KEY) is not None
+        assert (await get(world, "a", must_exist=True))[0] is session and session.free
+        assert await delete(world, "a")
+        await ended_everywhere(world, tier)
+
+    run(steps)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_delete_whose_replica_is_lost_on_the_way_to_the_durable_tier_is_ended_by_asking_again(taken: bool):
+    tier = open_tier(MemoryStore(), Clock())
+
+    async def steps(world: World) -> None:
+        session = await durable_session(world, tier)
+        cut_off = asyncio.Event()
+
+        async def never(key: SessionKey, epoch: Epoch) -> None:
+            if taken:
+                tier.delete(key, epoch)
+            cut_off.set()
+            await asyncio.sleep(1e9)
+
+        world.replicas["a"].keeper._durable.delete = never
+        deleting = asyncio.create_task(delete(world, "a"))
+        await cut_off.wait()
+        deleting.cancel()
+        world.kill("a")
+        found, _ = await get(world, "b", must_exist=True)
+        assert found.ledger == session.ledger and found.epoch > session.epoch
+        assert await delete(world, "b")
+        await ended_everywhere(world, tier)
+
+    run(steps)
+
+
+@pytest.mark.parametrize("how", ["turn", "made"])
 def test_who_uses_the_name_of_one_that_was_deleted_and_cut_off_ends_it_in_the_durable_tier_first(how: str):
     tier = open_tier(MemoryStore(), Clock())
 
     async def steps(world: World) -> None:
-        await cut_off_deleting(world, tier, durable=True)
+        await told_its_log_first(world, tier, durable=True)
         b = world.replicas["b"]
         assert await b.keeper.located(KEY) is None and tier.latest(KEY) is not None
         with pytest.MonkeyPatch.context() as full:
@@ -136,7 +201,7 @@ def test_who_uses_the_name_of_one_that_was_deleted_and_cut_off_ends_it_in_the_du
         assert (status, code) == (503, "session_unavailable")
         await _used(b, how)
         assert tier.latest(KEY) is None and tier.tombstone(KEY) is not None
-        assert (b.keeper.held(KEY) is None) == (how == "deleted again")
+        assert b.keeper.held(KEY) is not None
 
     run(steps)
 
@@ -144,10 +209,8 @@ def test_who_uses_the_name_of_one_that_was_deleted_and_cut_off_ends_it_in_the_du
 async def _used(replica: Replica, how: str) -> None:
     if how == "turn":
         await replica.keeper.acquire(KEY, None, must_exist=False)
-    elif how == "made":
-        await replica.creating.empty(KEY)
     else:
-        await replica.keeper.delete_again(KEY)
+        await replica.creating.empty(KEY)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -155,7 +218,7 @@ def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_du
     tier = open_tier(MemoryStore(), Clock())
 
     async def steps(world: World) -> None:
-        placed = await cut_off_deleting(world, tier, durable)
+        placed = await told_its_log_first(world, tier, durable)
         b = world.replicas["b"]
         if durable:
             with pytest.MonkeyPatch.context() as full:
@@ -172,31 +235,43 @@ def test_who_asks_for_what_was_deleted_by_one_that_was_cut_off_ends_it_in_the_du
     run(steps)
 
 
-async def _noted(cut_off: asyncio.Event) -> None:
-    cut_off.set()
-    await asyncio.sleep(1e9)
-
-
 def _full(key: SessionKey, epoch: Epoch) -> None:
     raise StoreError("put", "a tombstone", "no room")
 
 
+class Turn(Running):
+    async def ended(self) -> None:
+        await asyncio.sleep(0)
+        self.session.running = None
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+
 def test_deletes_that_come_at_once_are_one_and_cancel_the_turn_that_runs():
-    class Turn(Running):
-        async def ended(self) -> None:
-            await asyncio.sleep(0)
-            self.session.running = None
-
-        def __init__(self, session: Session) -> None:
-            super().__init__()
-            self.session = session
-
     async def steps(world: World) -> None:
         session = await turn(world, "a", 1, 2, 3)
         running: Any = Turn(session)
         session.running = running
         keeper = world.replicas["a"].keeper
         await asyncio.gather(keeper.ending.delete(session, 1.0), keeper.ending.delete(session, 1.0))
+        assert running.cancels == 1 and await world.replicas["a"].link.locate(KEY) is None
+
+    run(steps)
+
+
+def test_a_turn_that_begins_while_the_durable_tier_takes_the_end_is_cancelled():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        running: Any = Turn(session)
+        keeper = world.replicas["a"].keeper
+
+        async def takes_long(key: SessionKey, epoch: Epoch) -> None:
+            session.moving, session.running = False, running  # whoever wrote to the session meanwhile is done
+
+        keeper._durable.delete = takes_long
+        await keeper.ending.delete(session, 1.0)
         assert running.cancels == 1 and await world.replicas["a"].link.locate(KEY) is None
 
     run(steps)

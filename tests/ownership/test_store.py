@@ -227,6 +227,21 @@ def test_where_deleted_sessions_take_too_much_room_those_of_an_hour_ago_go():
     assert store.index() == ()
 
 
+def test_where_they_take_too_much_room_those_of_an_hour_ago_go_though_turns_expire_meanwhile():
+    storage = FakeStorage("0" * 32)
+    storage.crowded = True
+    store = sealed(storage)
+    store.answer(Append(KEY, FIRST, NOTHING, (record(Deleted(NOTHING, UNIX), 1),)))
+    turns = [SessionKey(KEY.tenant, f"idempotency key {number}") for number in range(8)]
+    for number, key in enumerate(turns):  # one every ten minutes
+        store.answer(Seal(key, FIRST))
+        store.answer(Append(key, FIRST, NOTHING, (record(Deleted(NOTHING, 0.0), 1),)))
+        now = UNIX + number * UNASKED_SECONDS
+        store.forget_tombstones(now)
+        kept = {ends.key for ends in store.index()}
+        assert kept == {*turns[max(number - 1, 0) : number + 1], *([KEY] if now <= UNIX + CROWDED_SECONDS else [])}
+
+
 def test_deleted_sessions_leave_little_in_an_arena_and_nothing_that_is_a_tenants():
     with shared_directory() as directory:
         arena = open_small(directory, 1 << 20)
