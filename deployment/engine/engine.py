@@ -20,6 +20,7 @@ from deployment.engine import errors
 from deployment.engine.admission import Admission
 from deployment.engine.captures import Captures
 from deployment.engine.commands import Call, Cancel, Command, Inspect, Preempt, Submit, Suspend, TokenLogprob
+from deployment.engine.compiling import Compiled, CompilingTurns
 from deployment.engine.counts import Counts, Flow
 from deployment.engine.drafting import DraftTokens
 from deployment.engine.durable_sessions import DurableSessions
@@ -27,7 +28,6 @@ from deployment.engine.endings import Endings
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Evicted, Facts, Failed, Finished, PromptLogprobs, Started, Suspended
 from deployment.engine.exchange import StateExchange
-from deployment.engine.grammar import Grammars
 from deployment.engine.known_media import KnownMedia
 from deployment.engine.lane import Lane
 from deployment.engine.loading import Models
@@ -92,6 +92,7 @@ class Engine:
         )
         self._admission = Admission(models, self.memory, self._sessions)
         self._scheduler = Scheduler(options)
+        self._compiling = CompilingTurns(self._executor.grammars)
         self._pacer = PrefillPacer(options.slice_tokens, options.max_stall_ms)
         self._known_media = KnownMedia()
         self._lanes: list[Lane] = []
@@ -104,13 +105,19 @@ class Engine:
             self._executor.capture()
 
     @property
-    def grammars(self) -> Grammars:
-        """What turns' grammars are compiled by, here or on another thread before they are submitted."""
-        return self._executor.grammars
-
-    @property
     def idle(self) -> bool:
         return not self._lanes and not self._scheduler.waiting
+
+    @property
+    def rest(self) -> float | None:
+        """Seconds for which a step would find nothing to do, unless a command comes; None: until one comes."""
+        if self._lanes or self._cancelled:
+            return 0.0
+        self._hold()
+        if any(ticket.ready for ticket in self._scheduler.waiting):
+            return 0.0
+        ends = [ticket.expires for ticket in self._scheduler.waiting if ticket.expires is not None]
+        return max(0.0, min(ends) - self._clock()) if ends else None
 
     def warm(self) -> None:
         """Loads what the first turn with a grammar would wait for, and everybody else with it: about a second at a
@@ -119,6 +126,11 @@ class Engine:
             self._executor.grammars.warm()
         except EngineError as error:
             logger.info("no structured output here: %s", error.message)
+
+    def compile_beside(self, compiled: Callable[[Compiled], None]) -> None:
+        """From now on grammars are compiled while turns run. `compiled` is called on another thread: its argument is
+        for the method of this name."""
+        self._compiling.beside(compiled)
 
     # ------------------------------------------------------------------------------------------------ commands
 
@@ -163,18 +175,30 @@ class Engine:
             check_media(submit, models.vision)
             submit = replace(submit, media=self._known_media.shared(submit.media))
             self._admission.check_size(submit)
-            matcher = self._executor.grammars.matcher(submit.grammar)
             now = self._clock()
             lane = None if submit.resumed is None else self._admission.replay(submit, submit.resumed, now)
             if lane is not None and lane.finish_reason is not None:
                 self._endings.finish(lane)
                 return
-            self._scheduler.enqueue(submit, now).matcher = matcher
+            self._compiling.begin(self._scheduler.enqueue(submit, now))
         except BaseException:
+            self._scheduler.withdraw(submit.turn)
             self._endings.unpark(submit)
             raise
         if lane is not None:
             self._suspended[submit.turn] = lane
+
+    def compiled(self, compiled: Compiled) -> None:
+        """A turn's grammar is known now, and the turn waits for a lane, or has failed."""
+        self._outbox.release()
+        ticket = self._compiling.settle(compiled)
+        if ticket is None:
+            return
+        if isinstance(compiled.outcome, EngineError):
+            self._scheduler.withdraw(ticket.turn)
+            self._refuse(ticket, compiled.outcome)
+        else:
+            ticket.matcher = compiled.outcome
 
     def _inspect(self, command: Inspect) -> Facts:
         held = self._sessions.whole(command.session) if command.session is not None else ()
@@ -270,8 +294,7 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         """Lanes for turns that fit; the lanes of others for one that has waited too long."""
-        for ticket in self._scheduler.waiting:
-            ticket.held = ticket.submit.after is not None and self._prompt_ahead(ticket.submit.after)
+        self._hold()
         self._scheduler.admit(now, self._take)
         victims = self._scheduler.victims(now)
         for victim in victims:
@@ -280,8 +303,14 @@ class Engine:
             self._scheduler.admit(now, self._take)
         for late in self._scheduler.expired(now):
             self._endings.unpark(late.submit)
-            message = f"the turn waited {now - late.waits_since:.1f} s, no lane was free in its time (queue_seconds)"
+            lacked = "no lane was free" if late.offered else "its grammar was not compiled"
+            message = f"the turn waited {now - late.waits_since:.1f} s, {lacked} in its time (queue_seconds)"
             self._emit(Failed(late.turn, errors.QUEUE_TIMEOUT, message))
+
+    def _hold(self) -> None:
+        """Which turns wait for another one?"""
+        for ticket in self._scheduler.waiting:
+            ticket.held = ticket.submit.after is not None and self._prompt_ahead(ticket.submit.after)
 
     def _prompt_ahead(self, turn: str) -> bool:
         """Whether a turn's prompt will be there sooner than another turn could prefill the same one."""
@@ -321,12 +350,16 @@ class Engine:
             self._lanes.append(lane)
             self._tally.admitted(self._clock() - ticket.waits_since)
             return self._admission.holding(lane)
+        self._refuse(ticket, refusal)
+        return None
+
+    def _refuse(self, ticket: Ticket, refusal: EngineError) -> None:
+        """Ends a turn that waits no more and has no lane."""
         if (lane := self._suspended.pop(ticket.turn, None)) is not None:
             self._endings.fail(lane, refusal)
         else:
-            self._endings.unpark(submit)
-            self._emit(Failed(submit.turn, refusal.code, refusal.message, refusal.param))
-        return None
+            self._endings.unpark(ticket.submit)
+            self._emit(Failed(ticket.turn, refusal.code, refusal.message, refusal.param))
 
     def _preempt(self, turn: str) -> None:
         """Takes a lane away between two rounds; its turn waits again."""
@@ -365,6 +398,7 @@ class Engine:
 
     def abandon(self, reason: str) -> None:
         """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        self._compiling.close()
         self._outbox.release()
         for lane in (*self._lanes, *self._suspended.values()):
             self._endings.tell(tell(lane, len(lane.published), None))

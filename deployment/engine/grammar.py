@@ -40,6 +40,10 @@ class Masks:
     dead: Mapping[int, tuple[int, EngineError]]
 
 
+class NotCompiled(Exception):
+    """It is not known yet what a grammar's turn gets."""
+
+
 class TurnMatcher:
     """Where one turn stands in its grammar. `field`: what asked for it. `inner`: the library's, since the first
     `follow`, so that a turn that waits for long shares no lexer that others have filled meanwhile."""
@@ -67,7 +71,8 @@ class TurnMatcher:
 
     def follow(self, generated: Sequence[int]) -> None:
         """Takes in what is new of all tokens that the turn has generated. Raises EngineError if one cannot follow."""
-        if self.inner is None or list(generated[: len(self._fed)]) != self._fed:
+        elsewhere = self.inner is None or list(generated[: len(self._fed)]) != self._fed
+        if elsewhere:
             self.restart()
         if self._feed(generated):
             return
@@ -92,7 +97,7 @@ class TurnMatcher:
 
 class Grammars:
     """Matchers and masks for one vocabulary. `end_ids`: tokens that end a turn once its grammar is complete. Not thread
-    safe, but for `knows` and `compile`."""
+    safe, but for `matcher`."""
 
     def __init__(self, tokenizer: Tokenizer, public_rows: int, end_ids: Sequence[int]) -> None:
         self._public_rows = public_rows
@@ -111,25 +116,19 @@ class Grammars:
         """Loads what the first turn with a grammar would wait for. Raises EngineError if it is missing."""
         self._compiler.warm("response_format")
 
-    def knows(self, grammar: Grammar | None) -> bool:
-        """Whether `matcher` has nothing to compile."""
-        return grammar is None or self._compiler.knows(grammar)
-
-    def compile(self, grammar: Grammar) -> None:
-        """What `matcher` would compile. What is refused is remembered, and said by it."""
-        self._compiler.compiles(grammar)
-
-    def matcher(self, grammar: Grammar | None) -> TurnMatcher | None:
+    def matcher(self, grammar: Grammar | None, known: bool = False) -> TurnMatcher | None:
         """A new turn's matcher; None if nothing binds it. Raises EngineError, naming the field and the place, for a
-        grammar that is needed and cannot be compiled."""
+        grammar that is needed and cannot be compiled. `known`: nothing is compiled; raises NotCompiled instead."""
         if grammar is None:
             return None
         try:
-            prototype = self._compiler.prototype(grammar)
+            prototype = self._compiler.known(grammar) if known else self._compiler.prototype(grammar)
         except EngineError:
             if grammar.needed:
                 raise
             return None
+        if prototype is None:
+            raise NotCompiled
         return TurnMatcher(grammar, prototype, self._compiler)
 
     # ------------------------------------------------------------------------------------------------ masks

@@ -92,22 +92,8 @@ class GrammarCompiler:
             self._tokenizer.serialized, n_vocab=self._rows, eos_token=list(self._end_ids)
         )
 
-    def knows(self, grammar: Grammar) -> bool:
-        """Whether nothing is left to be compiled: there is a prototype, or there can be none."""
-        with self._lock:
-            return _key(grammar) in self._compiled or _key(grammar) in self._refused
-
-    def compiles(self, grammar: Grammar) -> bool:
-        """Whether there is a prototype."""
-        try:
-            self.prototype(grammar)
-        except EngineError:
-            return False
-        return True
-
-    def prototype(self, grammar: Grammar) -> Prototype:
-        """Raises EngineError, naming the field and the place, for a grammar that cannot be compiled. The most recent
-        ones are kept, and so are the most recent refusals."""
+    def known(self, grammar: Grammar) -> Prototype | None:
+        """A grammar's prototype, if it is kept; raises EngineError if it is kept that there can be none."""
         key = _key(grammar)
         with self._lock:
             if key in self._refused:
@@ -115,6 +101,14 @@ class GrammarCompiler:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
                 return self._compiled[key]
+        return None
+
+    def prototype(self, grammar: Grammar) -> Prototype:
+        """Raises EngineError, naming the field and the place, for a grammar that cannot be compiled. The most recent
+        ones are kept, and so are the most recent refusals."""
+        if (known := self.known(grammar)) is not None:
+            return known
+        key = _key(grammar)
         try:
             prototype = Prototype(self._compile(grammar))
         except EngineError as error:

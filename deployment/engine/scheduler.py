@@ -10,7 +10,7 @@
     limits      `overloaded` and `queue_timeout` are for turns that have not begun; a preempted turn always comes back,
                 and so does one that is resumed: its client has read a part of it already. A turn that came after the
                 last step does not wait yet, as long as there is a free lane for it: two that come at once to an idle
-                engine are no queue
+                engine are no queue. One whose grammar is compiled waits
 
 Background turns wait for as long as interactive ones want the room: that is what the class is for.
 """
@@ -30,6 +30,8 @@ from deployment.engine.options import EngineOptions
 LANES = "lanes"
 OVERTAKES = 8
 OVERTAKE_SECONDS = 10.0
+COMPILE_SECONDS = 1.0
+"""That a turn waits for its grammar at least, however soon it wants a lane or none."""
 LOOK_AHEAD = 8
 """Turns that are passed over in one step at most: looking for room costs time that lanes decode in."""
 
@@ -52,8 +54,9 @@ Holding = Mapping[str, int]
 class Ticket:
     """A turn's place, from its arrival to its end. `arrival`: its number, smaller is older. `waits_since`: when it
     arrived or was preempted. `begun`: it has had a lane, here or elsewhere. `deadline`: when waiting ends; None once it
-    has begun. `held`: it waits for another turn's prompt, and no lane would help it. `matcher`: of a turn with a
-    grammar, which is compiled once for it however long it waits."""
+    has begun. `offered`: it could have had a lane in the last step. `held`: it waits for another turn's prompt, and no
+    lane would help it; nor where it is `compiling`: its grammar is not known yet. `matcher`: of a turn with a grammar,
+    which is compiled once for it however long it waits."""
 
     submit: Submit
     arrival: int
@@ -64,7 +67,9 @@ class Ticket:
     shortage: Shortage | None = None
     overtaken: int = 0
     blocking: bool = False
+    offered: bool = False
     held: bool = False
+    compiling: bool = False
     matcher: TurnMatcher | None = None
     holding: Holding = field(default_factory=dict)
 
@@ -75,6 +80,18 @@ class Ticket:
     @property
     def tenant(self) -> str:
         return self.submit.tenant
+
+    @property
+    def ready(self) -> bool:
+        """Whether a lane would help it."""
+        return not (self.held or self.compiling)
+
+    @property
+    def expires(self) -> float | None:
+        """When waiting ends: a grammar that was quickly compiled is not the reason."""
+        if self.deadline is None or not self.compiling:
+            return self.deadline
+        return max(self.deadline, self.waits_since + COMPILE_SECONDS)
 
     @property
     def background(self) -> bool:
@@ -89,7 +106,6 @@ class Scheduler:
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
         self._arrivals = 0
-        self._offered = 0
         self._admissions = 0
         self._served: dict[str, int] = {}
 
@@ -131,7 +147,7 @@ class Scheduler:
         """The turns that have not begun, but for those that get a lane as soon as lanes are given away again."""
         waiting = [ticket for ticket in self._waiting if not ticket.begun]
         free = self._options.lanes - len(self._running) - (len(self._waiting) - len(waiting))
-        coming = [ticket for ticket in waiting if ticket.arrival > self._offered][: max(free, 0)]
+        coming = [ticket for ticket in waiting if not (ticket.offered or ticket.compiling)][: max(free, 0)]
         return [ticket for ticket in waiting if ticket not in coming]
 
     def _check_tenant(self, submit: Submit, waiting: list[Ticket]) -> None:
@@ -149,19 +165,22 @@ class Scheduler:
 
     def expired(self, now: float) -> list[Ticket]:
         """Takes out the turns whose time to wait is over."""
-        late = [ticket for ticket in self._waiting if ticket.deadline is not None and ticket.deadline <= now]
+        late = [ticket for ticket in self._waiting if ticket.expires is not None and ticket.expires <= now]
         for ticket in late:
-            self._waiting.remove(ticket)
-            self._forget(ticket.tenant)
+            self._leave(ticket)
         return late
 
     def withdraw(self, turn: str) -> Ticket | None:
         """Takes a waiting turn out; None if it does not wait."""
         ticket = next((ticket for ticket in self._waiting if ticket.turn == turn), None)
         if ticket is not None:
-            self._waiting.remove(ticket)
-            self._forget(ticket.tenant)
+            self._leave(ticket)
         return ticket
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._waiting.remove(ticket)
+        ticket.compiling = False
+        self._forget(ticket.tenant)
 
     # ------------------------------------------------------------------------------------------------ admission
 
@@ -170,7 +189,8 @@ class Scheduler:
 
         `take` is all or nothing: it says what the new lane holds, or what is missing, or None where the turn ended.
         """
-        self._offered = self._arrivals
+        for ticket in self._waiting:
+            ticket.offered = not ticket.compiling
         passed: list[Ticket] = []
         while self._waiting and len(self._running) < self._options.lanes and len(passed) < LOOK_AHEAD:
             ticket = self._first(ticket for ticket in self._waiting if ticket not in passed)
@@ -196,7 +216,7 @@ class Scheduler:
         lanes = Counter(ticket.tenant for ticket in self._running)
         limit = self._options.tenant_lanes
         return min(
-            (t for t in tickets if not t.held and (limit is None or lanes[t.tenant] < limit)),
+            (t for t in tickets if t.ready and (limit is None or lanes[t.tenant] < limit)),
             key=lambda t: (t.background, not t.blocking, lanes[t.tenant], self._served[t.tenant], t.arrival),
             default=None,
         )

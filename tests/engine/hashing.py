@@ -93,7 +93,6 @@ class HashExecutor:
     def __init__(self, memory: StateMemory) -> None:
         self._memory = memory
         self._pending: dict[int, tuple[Lane, list[int]]] = {}
-        self.grammars = SimpleNamespace(matcher=lambda grammar: None)
 
     def prefill(self, lane: Lane, end: int) -> tuple[()]:
         assert lane.frontier < end <= lane.prefill_end and not lane.pending

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from deployment.engine import errors
-from deployment.engine.commands import Cancel, Grammar, Submit
+from deployment.engine.commands import Cancel, Grammar, Submit, Suspend
+from deployment.engine.engine import Engine
 from deployment.engine.errors import EngineError
-from deployment.engine.events import Event, Failed, Finished, Started
+from deployment.engine.events import Event, Failed, Finished, Started, Suspended
 from deployment.engine.grammar_compiler import _KEPT, _TRIED_CHARACTERS, GrammarCompiler
 from deployment.engine.service import EngineService
 from tests.engine.driving import Driver, models, options, prompt
@@ -51,9 +52,10 @@ def test_a_tenants_grammar_that_takes_long_holds_back_its_own_turns_and_nobody_e
         await asyncio.to_thread(entered.wait, 60)
         others = await collect(service, turn("plain", None, "a")) + await collect(service, turn("other", QUICK, "b"))
         service.send(Cancel("left"))
-        assert not (held.done() or left.done())
+        gone = await left
+        assert not (held.done() or behind.done())
         leave.set()
-        return others, await held, await left, await behind
+        return others, await held, gone, await behind
 
     others, held, left, behind = asyncio.run(scenario())
     service.close()
@@ -132,3 +134,91 @@ def test_a_turn_that_waits_for_a_lane_has_its_grammar_compiled_once_whatever_is_
     driver.steps()
     assert all(driver.finished(turn).token_ids for turn in waiting)
     assert sorted(grammar.source for grammar in tried) == sorted(grammar.source for grammar in grammars)
+
+
+class Blocked:
+    """Compiling waits until `leave` is set. `tried`: the sources that were to be compiled, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        compile, self.entered, self.leave = GrammarCompiler._compile, threading.Event(), threading.Event()
+        self.tried: list[str] = []
+
+        def slow(compiler: GrammarCompiler, grammar: Grammar) -> Any:
+            self.tried.append(grammar.source)
+            self.entered.set()
+            assert self.leave.wait(60)
+            return compile(compiler, grammar)
+
+        monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+
+
+def waits(index: int) -> Submit:
+    return turn(f"t{index}", Grammar("regex", f"(a{index})+"))
+
+
+def test_turns_whose_grammar_is_compiled_are_under_the_limits_of_every_turn_that_waits(monkeypatch):
+    blocked = Blocked(monkeypatch)
+    service = EngineService(models("none"), options("none", lanes=4, queue_turns=2))
+
+    async def scenario() -> list[Event]:
+        held = asyncio.create_task(collect(service, waits(0)))
+        await asyncio.sleep(0)  # it is submitted
+        late = await collect(service, replace(waits(1), queue_seconds=0.2))
+        suspended = asyncio.create_task(collect(service, waits(2)))
+        await asyncio.sleep(0)
+        full = await collect(service, waits(3))
+        answer = await service.call(Suspend("s", "t2"))
+        left = asyncio.create_task(collect(service, waits(4)))
+        await asyncio.sleep(0)
+        service.send(Cancel("t4"))
+        ends = [late[-1], full[-1], answer, (await suspended)[-1], (await left)[-1]]
+        assert not held.done()
+        blocked.leave.set()
+        return [*ends, (await held)[-1]]
+
+    late, full, answer, suspended, left, held = asyncio.run(scenario())
+    service.close()
+    assert isinstance(late, Failed) and late.code == errors.QUEUE_TIMEOUT and "grammar was not compiled" in late.message
+    assert isinstance(full, Failed) and full.code == errors.OVERLOADED
+    assert isinstance(answer, Suspended) and isinstance(suspended, Suspended)
+    assert isinstance(left, Finished) and left.finish_reason == "cancelled"
+    assert isinstance(held, Finished) and held.finish_reason == "length"
+    assert blocked.tried == ["(a0)+"], "who left was compiled for all the same"
+
+
+def test_an_engine_whose_turns_all_wait_for_their_grammar_rests(monkeypatch):
+    blocked, steps = Blocked(monkeypatch), []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: steps.append(None) or step(engine))
+    service = EngineService(models("none"), options("none", lanes=1))
+
+    async def scenario() -> tuple[int, list[Event]]:
+        held = asyncio.create_task(collect(service, replace(waits(0), queue_seconds=60.0)))
+        await asyncio.to_thread(blocked.entered.wait, 60)
+        await asyncio.sleep(0.2)
+        rested = len(steps)
+        blocked.leave.set()
+        return rested, await held
+
+    rested, events = asyncio.run(scenario())
+    service.close()
+    assert isinstance(events[-1], Finished) and rested <= 2
+
+
+def test_a_turn_that_waits_has_the_matcher_that_was_compiled_for_it_though_the_cache_has_lost_it(monkeypatch):
+    monkeypatch.setattr("deployment.engine.grammar_compiler._KEPT", 0)
+    blocked, where = Blocked(monkeypatch), []
+    blocked.leave.set()
+    compile = GrammarCompiler._compile
+    monkeypatch.setattr(
+        GrammarCompiler, "_compile", lambda *given: where.append(threading.current_thread().name) or compile(*given)
+    )
+    service = EngineService(models("none"), options("none", lanes=1))
+
+    async def scenario() -> list[list[Event]]:
+        return await asyncio.gather(*(collect(service, waits(index)) for index in range(3)))
+
+    events = asyncio.run(scenario())
+    service.close()
+    assert all(isinstance(some[-1], Finished) for some in events)
+    assert len(where) == 3 and all(name.startswith("grammars") for name in where)

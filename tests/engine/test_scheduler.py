@@ -10,7 +10,7 @@ from deployment.engine import errors
 from deployment.engine.commands import Submit
 from deployment.engine.errors import EngineError
 from deployment.engine.options import EngineOptions
-from deployment.engine.scheduler import OVERTAKE_SECONDS, OVERTAKES, Scheduler, Shortage, Ticket
+from deployment.engine.scheduler import COMPILE_SECONDS, OVERTAKE_SECONDS, OVERTAKES, Scheduler, Shortage, Ticket
 from tests.engine.driving import TARGET
 
 
@@ -22,8 +22,8 @@ class Books:
         self.free = pages
         self.offered: list[str] = []
 
-    def arrive(self, turn: str, pages: int = 1, now: float = 0.0, **fields: Any) -> None:
-        self.scheduler.enqueue(Submit(turn, (1,) * pages, **fields), now)
+    def arrive(self, turn: str, pages: int = 1, now: float = 0.0, **fields: Any) -> Ticket:
+        return self.scheduler.enqueue(Submit(turn, (1,) * pages, **fields), now)
 
     def admit(self, now: float = 0.0) -> list[str]:
         before = {ticket.turn for ticket in self.scheduler.running}
@@ -282,6 +282,28 @@ def test_a_turn_that_did_not_fit_fills_the_queue_though_a_lane_is_free():
     assert books.admit() == []
     with pytest.raises(EngineError, match="1 turns wait already"):
         books.arrive("small")
+
+
+def test_a_turn_whose_grammar_is_compiled_waits_though_lanes_are_free_and_does_not_wait_any_more_once_it_is():
+    books = Books(lanes=3, queue_turns=1)
+    compiling = books.arrive("compiling")
+    compiling.compiling = True
+    with pytest.raises(EngineError, match="1 turns wait already"):
+        books.arrive("refused")
+    assert books.admit() == [] and books.offered == []
+    compiling.compiling = False
+    books.arrive("together")
+    assert books.admit() == ["compiling", "together"]
+
+
+def test_a_turn_that_does_not_wait_for_a_lane_waits_a_moment_for_its_grammar():
+    books = Books(lanes=1)
+    quick, slow = (books.arrive(turn, now=1.0, queue_seconds=0.0) for turn in ("quick", "slow"))
+    quick.compiling = slow.compiling = True
+    assert books.scheduler.expired(1.1) == []
+    quick.compiling = False
+    assert books.admit(1.5) == ["quick"] and books.scheduler.expired(1.5) == []
+    assert books.scheduler.expired(1.0 + COMPILE_SECONDS) == [slow]
 
 
 def test_a_turn_waits_as_long_as_it_says_or_the_option_says():
