@@ -17,7 +17,7 @@ from deployment.engine.events import Event, Exported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError
 from deployment.metrics.transfers import Transfers
-from deployment.ownership.words import Epoch, Order
+from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.session import Session
 from deployment.session_copies import SessionCopies
 from state.document import open_document
