@@ -1,8 +1,8 @@
 """Which turns wait for their grammar to be compiled? Large ones take seconds, in which the engine goes on.
 
-Such a turn waits in the queue as every other does, but no lane would help it. Compiling is done on other threads, which
-leave Python's lock to the engine's; of each tenant's grammars one at a time, in the order of their turns, and for
-nobody who has left the queue.
+Such a turn waits in the queue as every other does, but no lane would help it; one whose matcher is full rests in its
+lane. Compiling is done on other threads, which leave Python's lock to the engine's; of each tenant's grammars one at a
+time, in the order of their turns, and for nobody who has left.
 """
 
 from __future__ import annotations
@@ -52,11 +52,22 @@ class CompilingTurns:
         try:
             ticket.matcher = self._grammars.matcher(ticket.submit.grammar, known=self._threads is not None)
         except NotCompiled:
-            ticket.compiling = True
-            first, *others = (*self._waiting.get(ticket.tenant, ()), ticket)
-            self._waiting[ticket.tenant] = deque([first, *(other for other in others if other.compiling)])
-            if first is ticket:
-                self._start(ticket)
+            self._wait(ticket)
+
+    def renew(self, ticket: Ticket) -> None:
+        """The same for a turn whose matcher is full. Raises EngineError where it can have no other."""
+        assert ticket.matcher is not None
+        if self._threads is None:
+            ticket.matcher = ticket.matcher.renewed()
+        else:
+            self._wait(ticket)
+
+    def _wait(self, ticket: Ticket) -> None:
+        ticket.compiling = True
+        first, *others = (*self._waiting.get(ticket.tenant, ()), ticket)
+        self._waiting[ticket.tenant] = deque([first, *(other for other in others if other.compiling)])
+        if first is ticket:
+            self._start(ticket)
 
     def settle(self, compiled: Compiled) -> Ticket | None:
         """Whose grammar it was; None: that turn does not wait any more."""
@@ -84,7 +95,8 @@ class CompilingTurns:
 
     def _compile(self, ticket: Ticket) -> None:
         try:
-            outcome = self._grammars.matcher(ticket.submit.grammar)
+            full = ticket.matcher
+            outcome = full.renewed() if full is not None else self._grammars.matcher(ticket.submit.grammar)
         except EngineError as error:
             outcome = error
         except BaseException as error:  # whatever it is, the turn must not wait for ever

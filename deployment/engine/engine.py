@@ -111,12 +111,13 @@ class Engine:
     @property
     def rest(self) -> float | None:
         """Seconds for which a step would find nothing to do, unless a command comes; None: until one comes."""
-        if self._lanes or self._cancelled:
+        waiting = self._scheduler.waiting
+        if self._cancelled or any(not lane.paused for lane in self._lanes) or any(ticket.ready for ticket in waiting):
             return 0.0
         self._hold()
-        if any(ticket.ready for ticket in self._scheduler.waiting):
+        if any(ticket.ready for ticket in waiting):
             return 0.0
-        ends = [ticket.expires for ticket in self._scheduler.waiting if ticket.expires is not None]
+        ends = [ticket.expires for ticket in waiting if ticket.expires is not None]
         return max(0.0, min(ends) - self._clock()) if ends else None
 
     def warm(self) -> None:
@@ -189,16 +190,21 @@ class Engine:
             self._suspended[submit.turn] = lane
 
     def compiled(self, compiled: Compiled) -> None:
-        """A turn's grammar is known now, and the turn waits for a lane, or has failed."""
+        """A turn's grammar is known now, and the turn waits for a lane, goes on in its own, or has failed."""
         self._outbox.release()
         ticket = self._compiling.settle(compiled)
         if ticket is None:
             return
-        if isinstance(compiled.outcome, EngineError):
+        lane = next((lane for lane in self._lanes if lane.submit.turn == ticket.turn), None)
+        if not isinstance(compiled.outcome, EngineError):
+            ticket.matcher = compiled.outcome
+            if lane is not None:
+                lane.matcher = compiled.outcome
+        elif lane is not None:
+            self._endings.fail(lane, compiled.outcome)
+        else:
             self._scheduler.withdraw(ticket.turn)
             self._refuse(ticket, compiled.outcome)
-        else:
-            ticket.matcher = compiled.outcome
 
     def _inspect(self, command: Inspect) -> Facts:
         held = self._sessions.whole(command.session) if command.session is not None else ()
@@ -245,17 +251,21 @@ class Engine:
     def _step(self) -> None:
         self._end_cancelled()
         self._admit(self._clock())
-        decoding = [lane for lane in self._lanes if not lane.prefilling]
-        if len(decoding) < len(self._lanes):
+        decoding, prefilling = self._going()
+        if prefilling:
             self._outbox.release()
-            prefilling = [lane for lane in self._lanes if lane.prefilling]
             chosen = self._pacer.choose(prefilling)
             self._guarded([chosen], lambda: self._prefill_slice(chosen, bool(decoding)))
-            decoding = [lane for lane in self._lanes if not lane.prefilling]
+            decoding, _ = self._going()
         if decoding:
             self._guarded(decoding, lambda: self._decode(decoding))
-        if not self._lanes:
+        if all(lane.paused for lane in self._lanes):
             self._outbox.release()
+
+    def _going(self) -> tuple[list[Lane], list[Lane]]:
+        """Which lanes decode, and which prefill?"""
+        going = [lane for lane in self._lanes if not lane.paused]
+        return [lane for lane in going if not lane.prefilling], [lane for lane in going if lane.prefilling]
 
     def _guarded(self, lanes: Sequence[Lane], work: Callable[[], None]) -> None:
         """A fault in the middle of work ends the turns it was for; the other lanes and the engine live on, but for one
@@ -267,7 +277,7 @@ class Engine:
             work()
         except EngineError as error:  # the turn itself is at its end, as at a grammar's dead end
             for lane in lanes:
-                self._endings.fail(lane, error)
+                self._stop(lane, error)
         except Exception as error:  # anything a kernel or a pool can raise
             if device_is_lost(error, self.models.device):
                 raise
@@ -275,6 +285,19 @@ class Engine:
             for lane in lanes:
                 self._endings.fail(lane, EngineError(errors.INTERNAL_ERROR, f"the turn failed: {_shown(error)}"))
         self._work += 1
+
+    def _stop(self, lane: Lane, error: EngineError) -> None:
+        """Ends a turn that cannot go on, but for one that lacks nothing but another lexer."""
+        if not lane.paused:
+            self._endings.fail(lane, error)
+            return
+        ticket = self._scheduler.of(lane.submit.turn)
+        try:
+            self._compiling.renew(ticket)
+        except EngineError as refusal:
+            self._endings.fail(lane, refusal)
+        else:
+            lane.matcher = ticket.matcher
 
     def _end_cancelled(self) -> None:
         for ticket in [ticket for ticket in self._scheduler.waiting if ticket.turn in self._cancelled]:
@@ -453,7 +476,7 @@ class Engine:
                     lane.rounds.append(accepted)
                     self._guarded([lane], partial(self._publish, lane, outcome, accepted, told))
             for lane, error in done.dead_ends:
-                self._endings.fail(lane, error)
+                self._stop(lane, error)
         self._laps.lap("publish")
 
     def _publish(self, lane: Lane, outcome: Preview, accepted: int | None, logprobs: tuple[TokenLogprob, ...]) -> None:

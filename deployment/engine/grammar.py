@@ -46,39 +46,50 @@ class NotCompiled(Exception):
 
 class TurnMatcher:
     """Where one turn stands in its grammar. `field`: what asked for it. `inner`: the library's, since the first
-    `follow`, so that a turn that waits for long shares no lexer that others have filled meanwhile."""
+    `follow`, so that a turn that waits for long shares no lexer that others have filled meanwhile. `full`: its lexer
+    has reached its limit, and the turn goes on with the matcher that `renewed` makes. `new`: nobody has used its lexer
+    yet, so that another one would be of no use."""
 
-    def __init__(self, grammar: Grammar, prototype: Prototype, compiler: GrammarCompiler) -> None:
+    def __init__(self, grammar: Grammar, prototype: Prototype, compiler: GrammarCompiler, new: bool = False) -> None:
         self.field = grammar.field
         self.inner: Any = None
+        self.full = False
+        self.new = new
         self._grammar = grammar
         self._prototype = prototype
         self._after = grammar.after
         self._compiler = compiler
+        self._source: Any = None
         self._fed: list[int] = []
         self.begun = self._after is None
 
     def restart(self) -> None:
         """Back to the turn's beginning; the next `follow` replays what was generated."""
-        self.inner = self._prototype.matcher.deep_copy()
+        self._source = self._prototype.matcher
+        self.inner = self._source.deep_copy()
         self.begun = self._after is None
         self._fed.clear()
 
-    def renew(self) -> None:
-        """The same, with a lexer that has all of its limit left."""
-        self._compiler.renew(self._grammar, self._prototype)
-        self.restart()
+    def renewed(self) -> TurnMatcher:
+        """At the turn's beginning, with the lexer that another turn has got meanwhile, or else a new one: that is
+        compiled, on any thread."""
+        new = self._source is self._prototype.matcher
+        if new:
+            self._compiler.renew(self._grammar, self._prototype)
+        return TurnMatcher(self._grammar, self._prototype, self._compiler, new)
+
+    def broken(self, tokens: int) -> EngineError:
+        """What to say of `inner`, which cannot go on after `tokens` tokens, unless the turn goes on `renewed`."""
+        self.full = not self.new
+        return failure(self.field, self.inner.get_error(), tokens)
 
     def follow(self, generated: Sequence[int]) -> None:
         """Takes in what is new of all tokens that the turn has generated. Raises EngineError if one cannot follow."""
         elsewhere = self.inner is None or list(generated[: len(self._fed)]) != self._fed
         if elsewhere:
             self.restart()
-        if self._feed(generated):
-            return
-        self.renew()
         if not self._feed(generated):
-            raise failure(self.field, self.inner.get_error(), len(self._fed))
+            raise self.broken(len(self._fed))
 
     def _feed(self, generated: Sequence[int]) -> bool:
         for token in generated[len(self._fed) :]:
@@ -166,6 +177,8 @@ class Grammars:
             if begin is None:
                 continue
             rest = proposed[begin:]
+            if matcher.new:
+                continue
             if rest:
                 with_drafts.append((matcher.inner, index * width + begin, rest))
             else:
@@ -186,7 +199,9 @@ class Grammars:
         matcher = lane.matcher
         assert matcher is not None
         end = None
-        if matcher.inner.is_error():
+        if matcher.inner.is_error() and not matcher.inner.get_error().startswith(_NOTHING):
+            end = (0, matcher.broken(len(lane.generated)))
+        elif (matcher.new and matcher.begins_in(proposed) is not None) or matcher.inner.is_error():
             try:
                 end = self._stepwise(bits, matcher, lane.generated, proposed)
             except EngineError as error:
@@ -206,13 +221,12 @@ class Grammars:
     def _stepwise(
         self, bits: np.ndarray, matcher: TurnMatcher, generated: Sequence[int], proposed: list[int]
     ) -> tuple[int, EngineError] | None:
-        """Masks of a matcher that broke at some draft, which the ledger itself may never reach. Returns the column
-        where it breaks again, if it does; the matcher is whole afterwards."""
-        if matcher.inner.get_error().startswith(_NOTHING):
+        """Masks of a matcher that is new, or broke at some draft, which the ledger itself may never reach. Returns the
+        column where it breaks again, if it does; the matcher is whole afterwards."""
+        if not matcher.new:
             matcher.restart()
-        else:
-            matcher.renew()
-        matcher.follow(generated)
+            matcher.follow(generated)
+        matcher.new = False
         begin = matcher.begins_in(proposed)
         assert begin is not None
         trial = matcher.inner.deep_copy()

@@ -87,6 +87,11 @@ class Lane:
         return self.frontier < self.prefill_end or len(self.ledger) == self.prompt_tokens
 
     @property
+    def paused(self) -> bool:
+        """Whether the turn rests in its lane until its grammar has been compiled anew."""
+        return self.matcher is not None and self.matcher.full
+
+    @property
     def anchor(self) -> int:
         return self.ledger[self.frontier]
 

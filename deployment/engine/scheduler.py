@@ -120,6 +120,10 @@ class Scheduler:
     def knows(self, turn: str) -> bool:
         return any(ticket.turn == turn for ticket in (*self._waiting, *self._running))
 
+    def of(self, turn: str) -> Ticket:
+        """A running turn's."""
+        return next(ticket for ticket in self._running if ticket.turn == turn)
+
     # ------------------------------------------------------------------------------------------------ the queue
 
     def enqueue(self, submit: Submit, now: float) -> Ticket:
@@ -276,10 +280,12 @@ class Scheduler:
 
     def ended(self, turn: str) -> None:
         """A running turn is over."""
-        self._forget(self._ended(turn).tenant)
+        ticket = self._ended(turn)
+        ticket.compiling = False
+        self._forget(ticket.tenant)
 
     def _ended(self, turn: str) -> Ticket:
-        ticket = next(ticket for ticket in self._running if ticket.turn == turn)
+        ticket = self.of(turn)
         self._running.remove(ticket)
         ticket.holding = {}
         return ticket

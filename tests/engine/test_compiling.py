@@ -18,7 +18,7 @@ from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Failed, Finished, Started, Suspended
 from deployment.engine.grammar_compiler import _KEPT, _TRIED_CHARACTERS, GrammarCompiler
 from deployment.engine.service import EngineService
-from tests.engine.driving import Driver, models, options, prompt
+from tests.engine.driving import Driver, models, options, prompt, seeded
 
 SLOW = Grammar("regex", "(slow)+")
 QUICK = Grammar("regex", "(quick)+")
@@ -222,3 +222,34 @@ def test_a_turn_that_waits_has_the_matcher_that_was_compiled_for_it_though_the_c
     service.close()
     assert all(isinstance(some[-1], Finished) for some in events)
     assert len(where) == 3 and all(name.startswith("grammars") for name in where)
+
+
+def test_a_lexer_that_is_full_is_replaced_while_others_decode_and_the_answers_stay_what_they_were(monkeypatch):
+    blocked = Blocked(monkeypatch)
+    blocked.leave.set()
+    grammar = Grammar("regex", "[ab]*a[ab]{20}")
+
+    async def answers(service: EngineService, meanwhile: bool) -> list[tuple[int, ...]]:
+        turns = [replace(turn(f"t{seed}", grammar), max_tokens=12, sampling=seeded(seed)) for seed in (1, 2, 3)]
+        first = [(await collect(service, turns[0]))[-1]]
+        blocked.entered.clear()
+        if meanwhile:
+            blocked.leave.clear()
+        others = [asyncio.create_task(collect(service, other)) for other in turns[1:]]
+        if meanwhile:
+            assert await asyncio.to_thread(blocked.entered.wait, 60), "no lexer was full"
+            assert isinstance((await collect(service, turn("plain", None)))[-1], Finished)
+            assert not all(other.done() for other in others)
+            blocked.leave.set()
+        ends = [*first, *[(await other)[-1] for other in others]]
+        assert all(isinstance(end, Finished) for end in ends), ends
+        return [end.token_ids for end in ends if isinstance(end, Finished)]
+
+    service = EngineService(models("none"), options("none", lanes=3))
+    expected = asyncio.run(answers(service, False))
+    service.close()
+    assert len(blocked.tried) == 1
+    monkeypatch.setattr("deployment.engine.grammar_compiler._MAX_LEXER_STATES", 50)
+    service = EngineService(models("none"), options("none", lanes=3))
+    assert asyncio.run(answers(service, True)) == expected
+    service.close()
