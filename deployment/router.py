@@ -9,7 +9,9 @@ The class is pickled by value, with its module, into proxies and replicas.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
@@ -41,6 +43,16 @@ def ranking(
 
 class SessionRouter(RequestRouter):
     """The first argument of each call is a `wire.Route`; a call without one is spread by its request id."""
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Calls that one request makes side by side have its id from Serve, which finds by that id whom a choice was
+        made for: it finds one of them, and the others wait for ever. So each has one of its own from here on."""
+        if not is_retry:
+            own = replace(pending_request.metadata, internal_request_id=str(uuid.uuid4()))
+            pending_request.metadata = own
+        return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

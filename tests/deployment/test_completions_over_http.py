@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from deployment.replica import EngineReplica
+from deployment.replica_watch import SILENT_SECONDS
 from deployment.request_reading import MAX_BODY_BYTES
 from model.tokenizer import Tokenizer
 from tests.deployment.serving import serving
@@ -77,11 +79,13 @@ def test_no_tokens_are_generated_where_none_are_wanted(client: httpx.Client):
 
 
 def test_several_prompts_have_their_answers_in_order(client: httpx.Client):
-    prompts = [tokens(client, "3, 5, 7,"), tokens(client, "One day")]
+    prompts = [tokens(client, text) for text in ("3, 5, 7,", "One day", "2, 4, 6,", "Once")]
     alone = [complete(client, prompt, max_tokens=5) for prompt in prompts]
+    began = time.monotonic()
     together = complete(client, prompts, max_tokens=5)
+    assert time.monotonic() - began < SILENT_SECONDS, "one was not heard of, and asked for again"
     assert [choice["text"] for choice in together["choices"]] == [one["choices"][0]["text"] for one in alone]
-    assert [choice["index"] for choice in together["choices"]] == [0, 1]
+    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2, 3]
     assert together["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in alone)
     twice = complete(client, ["a", "b"], max_tokens=2, n=2, temperature=1)
     assert [choice["index"] for choice in twice["choices"]] == [0, 1, 2, 3]

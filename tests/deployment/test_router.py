@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from typing import Any
 
-from deployment.router import ranking, rendezvous
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from deployment.router import SessionRouter, ranking, rendezvous
+from deployment.wire import Route
 
 REPLICAS = [f"replica{number}" for number in range(5)]
 
@@ -40,3 +46,37 @@ def test_loss_of_a_replica_moves_only_its_sessions():
 def test_sessions_spread_over_all_replicas():
     first = Counter(rendezvous(str(session), REPLICAS)[0] for session in range(1000))
     assert set(first) == set(REPLICAS) and min(first.values()) > 120
+
+
+class Idle:
+    """A replica that would take any call."""
+
+    node_id, availability_zone, max_ongoing_requests = "node", None, 1024
+    multiplexed_model_ids: frozenset[str] = frozenset()
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, ENGINES)
+        self.routing_stats: dict[str, Any] = {}
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        await asyncio.sleep(0.01)
+        return 0
+
+
+ENGINES = DeploymentID("EngineReplica", "default")
+
+
+def test_calls_that_one_request_makes_side_by_side_are_all_sent_each_to_the_replica_it_names():
+    wanted = [REPLICAS[number % len(REPLICAS)] for number in range(12)]
+
+    async def scenario() -> list[str]:
+        router = SessionRouter(ENGINES, DeploymentHandleSource.REPLICA)
+        router.update_replicas([Idle(name) for name in REPLICAS])  # pyright: ignore[reportArgumentType]
+        calls = [
+            PendingRequest([Route("affinity", name)], {}, RequestMetadata("the request", "the request"))
+            for name in wanted
+        ]
+        chosen = asyncio.gather(*(router._choose_replica_for_request(call) for call in calls))
+        return [replica.replica_id.unique_id for replica in await asyncio.wait_for(chosen, 5)]
+
+    assert asyncio.run(scenario()) == wanted
