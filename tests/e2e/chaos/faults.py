@@ -142,15 +142,16 @@ class Faults:
                 process_of(self.nodes.host_store(node))
         except (RayError, ValueError, TimeoutError):
             return False
+        whole = True
         for talk in self.workload.talks:
             placed = self._placed(talk)
             for session in list(talk.sessions):
                 entry = placed.get(session)
                 if entry is None or len(entry["copies"]) < COPIES:
+                    whole = False
                     if entry is not None and entry["replica"] is None:
                         self._show(talk, session)
-                    return False
-        return True
+        return whole
 
     def _show(self, talk: Talk, session: str) -> None:
         """A session without an owner gets one when somebody asks for it."""
