@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -204,9 +205,15 @@ def completion_requests(body: CompletionBody, asking: Asking) -> list[TurnReques
             ignore_eos=body.ignore_eos or body.scores_only,
         )
         if index and asking.idempotency_key is not None:
-            turn = replace(turn, idempotency_key=f"{asking.idempotency_key}.{index}")
+            turn = replace(turn, idempotency_key=_key_of_prompt(asking.idempotency_key, index))
         turns.append(turn)
     return turns
+
+
+def _key_of_prompt(key: str, index: int) -> str:
+    """With its spaces it is none that a client can choose, and no longer than such a one. It begins as the client's
+    does, since a refusal names it."""
+    return f"{key[: MAX_KEY // 2]} {index} {hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt"], asking: Asking) -> TurnRequest:

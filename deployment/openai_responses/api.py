@@ -192,7 +192,12 @@ class ResponsesApi:
 
     async def _before(self, request: Request, body: PromptBody) -> Stored | None:
         name = body.previous_response_id
-        return None if name is None else await self._stored(request, name)
+        try:
+            return None if name is None else await self._stored(request, name)
+        except RequestError as error:
+            if error.refused.param != "response_id":
+                raise
+            raise replace(error.refused, param="previous_response_id").error from None
 
     async def _fork(self, before: Stored, child: SessionKey) -> None:
         """A session of its own with what was up to `before`, images included, unless a retry has made it already."""

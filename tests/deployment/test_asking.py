@@ -181,11 +181,23 @@ def test_a_completion_belongs_to_no_session():
 
 def test_each_prompt_of_a_completion_is_a_turn_that_a_retry_finds_again():
     body = parse(CompletionBody, {"prompt": [[1, 2], [3]], "max_tokens": 0})
-    turns = completion_requests(body, Asking("t", idempotency_key="k"))
-    assert [(turn.prompt, turn.idempotency_key, turn.max_tokens) for turn in turns] == [
-        ((1, 2), "k", 1), ((3,), "k.1", 1),
-    ]  # fmt: skip
-    assert len({turn.turn for turn in turns}) == 2
+    first, second = (completion_requests(body, Asking("t", idempotency_key="k")) for _ in range(2))
+    assert [(turn.prompt, turn.max_tokens) for turn in first] == [((1, 2), 1), ((3,), 1)]
+    assert [turn.idempotency_key for turn in first] == [turn.idempotency_key for turn in second]
+    assert len({turn.idempotency_key for turn in first}) == len({turn.turn for turn in first}) == 2
+
+
+def test_the_key_of_a_further_prompt_is_none_that_a_client_can_choose_and_not_longer():
+    body = parse(CompletionBody, {"prompt": ["x"] * 12})
+    keys = ["kk", "kk.1", "x" * MAX_KEY, "x" * (MAX_KEY - 1)]
+    made = [
+        turn.idempotency_key for key in keys for turn in completion_requests(body, Asking("t", idempotency_key=key))
+    ]
+    assert len(set(made)) == len(made) == 12 * len(keys)
+    for key in set(made) - set(keys):
+        assert key is not None and len(key) <= MAX_KEY
+        with pytest.raises(RequestError):
+            asking({"Idempotency-Key": key})
 
 
 def test_a_score_counts_an_end_token_too_and_nothing_else_does():

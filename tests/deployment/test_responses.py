@@ -316,11 +316,11 @@ def test_a_response_that_streams_is_cancelled_and_keeps_what_it_had_said(api: op
         try:
             ask(api, "And?", previous_response_id=created.id)
         except openai.ConflictError as error:
-            refused = str(error)
+            refused = error
             break
     else:
         pytest.fail("every turn had ended")
-    assert "not complete" in refused
+    assert "not complete" in str(refused) and refused.param == "previous_response_id"
     assert (running.status, running.output, running.temperature) == ("in_progress", [], 1)
     api.responses.cancel(created.id)
     last = list(stream)[-1]
@@ -363,7 +363,8 @@ def test_a_response_in_the_background_is_asked_for_until_it_is_complete(api: ope
             400, "input[0].content",
         ),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"previous_response_id": "resp_x"}, 404, "response_id"),
+        ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+        ({"previous_response_id": response_id(session_name("a" * 32), "b" * 32)}, 404, "previous_response_id"),
         ({"model": "gpt"}, 404, "model"),
     ],
 )  # fmt: skip

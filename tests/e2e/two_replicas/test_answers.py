@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import anthropic
@@ -11,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from deployment.replica_watch import SILENT_SECONDS
 from tests.e2e.cluster import COUNT, FACT, QUESTION, chat, text
 
 
@@ -116,6 +118,18 @@ def test_the_other_interfaces_reach_the_same_turns(client: httpx.Client, url: st
     assert api.responses.retrieve(first.id).output_text == first.output_text
     counted = client.post("/tokenize", json={"messages": [COUNT]}).json()["count"]
     assert counted == chat(client, [COUNT])["usage"]["prompt_tokens"]
+
+
+def test_prompts_of_one_request_reach_replicas_side_by_side(client: httpx.Client):
+    """Through Serve, to whose router they all have the id of their request. One that is not heard of is asked for
+    again only after a time that no slow machine takes thrice."""
+    took: list[float] = []
+    for _ in range(3):
+        began = time.monotonic()
+        choices = client.post("/v1/completions", json={"prompt": ["3, 5, 7,"] * 8, "max_tokens": 2}).json()["choices"]
+        took.append(time.monotonic() - began)
+        assert [choice["index"] for choice in choices] == list(range(8))
+    assert min(took) < SILENT_SECONDS, took
 
 
 def test_response_format_binds_the_answer_and_not_the_thinking(client: httpx.Client):
