@@ -47,14 +47,14 @@ class NotCompiled(Exception):
 class TurnMatcher:
     """Where one turn stands in its grammar. `field`: what asked for it. `inner`: the library's, since the first
     `follow`, so that a turn that waits for long shares no lexer that others have filled meanwhile. `full`: its lexer
-    has reached its limit, and the turn goes on with the matcher that `renewed` makes. `new`: nobody has used its lexer
-    yet, so that another one would be of no use."""
+    has reached its limit, and the turn goes on with the matcher that `renewed` makes. `own`: a lexer that
+    nobody else has until the turn has used it, so that another one would be of no use."""
 
-    def __init__(self, grammar: Grammar, prototype: Prototype, compiler: GrammarCompiler, new: bool = False) -> None:
+    def __init__(self, grammar: Grammar, prototype: Prototype, compiler: GrammarCompiler, own: Any = None) -> None:
         self.field = grammar.field
         self.inner: Any = None
         self.full = False
-        self.new = new
+        self.own = own
         self._grammar = grammar
         self._prototype = prototype
         self._after = grammar.after
@@ -65,7 +65,7 @@ class TurnMatcher:
 
     def restart(self) -> None:
         """Back to the turn's beginning; the next `follow` replays what was generated."""
-        self._source = self._prototype.matcher
+        self._source = self.own or self._prototype.matcher
         self.inner = self._source.deep_copy()
         self.begun = self._after is None
         self._fed.clear()
@@ -73,14 +73,18 @@ class TurnMatcher:
     def renewed(self) -> TurnMatcher:
         """At the turn's beginning, with the lexer that another turn has got meanwhile, or else a new one: that is
         compiled, on any thread."""
-        new = self._source is self._prototype.matcher
-        if new:
-            self._compiler.renew(self._grammar, self._prototype)
-        return TurnMatcher(self._grammar, self._prototype, self._compiler, new)
+        used = self._source is self._prototype.matcher
+        own = self._compiler.compiled(self._grammar) if used else None
+        return TurnMatcher(self._grammar, self._prototype, self._compiler, own)
+
+    def share(self) -> None:
+        """From now on others begin with this turn's own lexer."""
+        if self.own is not None:
+            self._prototype.matcher, self.own = self.own, None
 
     def broken(self, tokens: int) -> EngineError:
         """What to say of `inner`, which cannot go on after `tokens` tokens, unless the turn goes on `renewed`."""
-        self.full = not self.new
+        self.full = self.own is None
         return failure(self.field, self.inner.get_error(), tokens)
 
     def follow(self, generated: Sequence[int]) -> None:
@@ -177,7 +181,7 @@ class Grammars:
             if begin is None:
                 continue
             rest = proposed[begin:]
-            if matcher.new:
+            if matcher.own is not None:
                 continue
             if rest:
                 with_drafts.append((matcher.inner, index * width + begin, rest))
@@ -201,7 +205,7 @@ class Grammars:
         end = None
         if matcher.inner.is_error() and not matcher.inner.get_error().startswith(_NOTHING):
             end = (0, matcher.broken(len(lane.generated)))
-        elif (matcher.new and matcher.begins_in(proposed) is not None) or matcher.inner.is_error():
+        elif (matcher.own is not None and matcher.begins_in(proposed) is not None) or matcher.inner.is_error():
             try:
                 end = self._stepwise(bits, matcher, lane.generated, proposed)
             except EngineError as error:
@@ -221,12 +225,12 @@ class Grammars:
     def _stepwise(
         self, bits: np.ndarray, matcher: TurnMatcher, generated: Sequence[int], proposed: list[int]
     ) -> tuple[int, EngineError] | None:
-        """Masks of a matcher that is new, or broke at some draft, which the ledger itself may never reach. Returns the
-        column where it breaks again, if it does; the matcher is whole afterwards."""
-        if not matcher.new:
+        """Masks of a matcher whose lexer is its own, or that broke at some draft, which the ledger itself may never
+        reach. Returns the column where it breaks again, if it does; the matcher is whole afterwards."""
+        if matcher.own is None:
             matcher.restart()
             matcher.follow(generated)
-        matcher.new = False
+        matcher.share()
         begin = matcher.begins_in(proposed)
         assert begin is not None
         trial = matcher.inner.deep_copy()

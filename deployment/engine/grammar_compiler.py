@@ -49,8 +49,8 @@ _EXCERPT = re.compile(r"\n +[0-9]+ \| ")
 
 @dataclass(eq=False)
 class Prototype:
-    """`matcher`: a grammar's, before any token. All copies of it share what its lexer has learned, which has a limit;
-    `GrammarCompiler.renew` brings one that has learned nothing yet."""
+    """`matcher`: a grammar's, before any token. All copies of it share what its lexer has learned, which has a
+    limit; then another takes its place."""
 
     matcher: Any
 
@@ -119,9 +119,9 @@ class GrammarCompiler:
             _keep(self._compiled, key, prototype)
         return prototype
 
-    def renew(self, grammar: Grammar, prototype: Prototype) -> None:
-        """For all who copy it from now on."""
-        prototype.matcher = self._compile(grammar)
+    def compiled(self, grammar: Grammar) -> Any:
+        """A matcher whose lexer has learned nothing yet."""
+        return self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> Any:
         if grammar.kind not in KINDS:

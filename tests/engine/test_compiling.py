@@ -16,6 +16,7 @@ from deployment.engine.commands import Cancel, Grammar, Submit, Suspend
 from deployment.engine.engine import Engine
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Failed, Finished, Started, Suspended
+from deployment.engine.grammar import Grammars
 from deployment.engine.grammar_compiler import _KEPT, _TRIED_CHARACTERS, GrammarCompiler
 from deployment.engine.service import EngineService
 from tests.engine.driving import Driver, models, options, prompt, seeded
@@ -253,3 +254,18 @@ def test_a_lexer_that_is_full_is_replaced_while_others_decode_and_the_answers_st
     service = EngineService(models("none"), options("none", lanes=3))
     assert asyncio.run(answers(service, True)) == expected
     service.close()
+
+
+def test_a_lexer_that_replaces_a_full_one_is_its_turns_own_until_it_was_used():
+    grammars = Grammars(models("none").tokenizer, 8192, (8180,))
+    one, other = (grammars.matcher(QUICK) for _ in range(2))
+    assert one is not None and other is not None
+    one.follow(())
+    other.follow(())
+    renewed = one.renewed()
+    assert renewed.own is not None and other.renewed().own not in (None, renewed.own)
+    shared = renewed.own
+    renewed.share()
+    again = other.renewed()
+    again.follow(())
+    assert again.own is None and again._source is shared
