@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_rounds_and_their_parts_are_those_of_the_results_file() -> None:
     for lanes, context, *cells in parts:
         row = found[int(lanes), int(context.replace(",", "")), 0.7]
         assert cells == [f"{ms:.2f}" for ms in row["parts"].values()]
+
+
+def test_what_drafting_costs_the_demo_model_is_what_the_results_file_says() -> None:
+    rows = json.loads((ROOT / "bench/results/throughput.cpu.json").read_text())["rows"]
+    by_place = {(row["backend"], row["lanes"]): f"{row['tokens_per_second']:.0f}" for row in rows}
+    one, eight = ([by_place[name, lanes] for name in ("none", "dflash2", "dflash")] for lanes in (1, 8))
+    told = rf"give {one[0]} tokens/s\s+on one CPU core without a drafter, {one[1]} with DFlash2 "
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    told += rf"[^;]* and {one[2]} with DFlash"
+    assert re.search(rf"{told}; with eight lanes {eight[0]}, {eight[1]}\s+and {eight[2]}\.", page)
 
 
 def test_starts_are_those_of_the_results_file() -> None:
