@@ -9,9 +9,9 @@ import numpy as np
 
 from deployment.engine.commands import Export
 from deployment.engine.events import Exported
-from state.begun_image import ImagePart
 from state.container import Blob, stated_bytes
 from state.errors import StateError
+from state.image_pieces import ImagePart
 
 SLICE_BYTES = 32 << 20
 """Bytes that an engine hashes or reads at once while its lanes wait: 22 ms of sha256 on one core of an H200's host."""

@@ -5,33 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
 import torch
 
-from state.container import Blob
+from state.image_pieces import ImagePart, ImagePiece
 
 Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class ImagePart:
-    """The first `size` bytes of the segment of a checkpoint's image."""
-
-    checkpoint: str
-    size: int
-
-
-@dataclass(frozen=True)
-class ImagePiece:
-    """Bytes of the segment of a checkpoint's image from `offset` on. `sha256`: the segment's, of its last piece."""
-
-    checkpoint: str
-    offset: int
-    data: Blob
-    sha256: bytes | None
 
 
 class BegunImage:

@@ -11,13 +11,14 @@ from functools import partial
 import safetensors.torch
 import torch
 
-from state.begun_image import BegunImage, ImagePart, ImagePiece, Tensors
+from state.begun_image import BegunImage, Tensors
 from state.checkpoint import Checkpoint
 from state.container import around, seal
 from state.coverage import check_coverage
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
 from state.geometry import PAGE_TOKENS
+from state.image_pieces import ImagePart, ImagePiece
 from state.layouts import layouts
 from state.manifest import Segment, entry_of, write_manifest
 from state.media import Media

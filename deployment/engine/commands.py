@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from state.begun_image import ImagePart
 from state.container import Blob
 from state.fingerprint import Mismatch
+from state.image_pieces import ImagePart
 from state.media import Placed
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord

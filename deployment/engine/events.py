@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from deployment.engine.commands import Foreign, Hit, SegmentBytes, TokenLogprob
 from deployment.engine.counts import Counts
-from state.begun_image import ImagePiece
 from state.container import Blob
+from state.image_pieces import ImagePiece
 from state.names import Order, SessionKey
 from state.session_record import SessionRecord
 

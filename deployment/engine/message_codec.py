@@ -31,9 +31,9 @@ from deployment.engine.commands import (
 from deployment.engine.counts import Counts, Distribution, Flow
 from deployment.engine.events import Event, Exported, Round, Tokens
 from deployment.engine.options import EngineOptions
-from state.begun_image import ImagePart, ImagePiece
 from state.container import Blob
 from state.fingerprint import Mismatch
+from state.image_pieces import ImagePart, ImagePiece
 from state.media import Media, PlacedMedia
 from state.names import Epoch, Order, SessionKey
 from state.session_record import ForkPoint, SessionRecord, TurnRecord

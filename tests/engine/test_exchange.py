@@ -12,11 +12,11 @@ from deployment.engine.commands import Drop, Export, Foreign, Fork, Import, Samp
 from deployment.engine.engine import Engine
 from deployment.engine.events import Evicted, Exported, Failed, Imported
 from deployment.whole_documents import NOTHING, Slices
-from state.begun_image import ImagePart
 from state.document import open_document
 from state.errors import MissingSegment, StateError
 from state.fingerprint import Matter
 from state.geometry import PAGE_TOKENS
+from state.image_pieces import ImagePart
 from state.session_record import SessionRecord
 from tests.engine.driving import Driver, models, options, prompt
 from tests.engine.tiny import TinyDriver
