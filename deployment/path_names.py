@@ -6,7 +6,7 @@ it is taken as it came: slashes and percent signs of names stay encoded until a 
 
 from __future__ import annotations
 
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,7 +21,7 @@ class Name(Convertor[str]):
         return unquote(value)
 
     def to_string(self, value: str) -> str:
-        raise NotImplementedError
+        return quote(value, safe="")
 
 
 class LongName(Name):
