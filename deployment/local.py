@@ -161,7 +161,7 @@ def _connect(address: str | None, *, log_to_driver: bool) -> None:
                 logging_level=logging.WARNING if log_to_driver else logging.ERROR,
                 **own,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray has no class of its own for a raylet that did not start in time
         where = "a local Ray could not be started" if address is None else f"no Ray cluster answers at {address!r}"
         raise LaunchError(f"{where}: {_first_line(error)}") from None
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from deployment import cli
 from deployment.cli import app
-from deployment.local import LaunchError, _uninterrupted, port_is_free, why_not
+from deployment.local import LaunchError, _uninterrupted, port_is_free, take_down, why_not
 from model import DEMO
 
 
@@ -142,3 +142,17 @@ def test_ctrl_c_waits_until_ray_has_started_or_ended_whole():
     with pytest.raises(KeyboardInterrupt):
         start()
     assert done
+
+
+@pytest.mark.parametrize("error", [ConnectionError("nobody there"), Exception("timed out during startup.\nMore of it")])
+def test_whatever_ray_raises_when_it_does_not_come_up_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(
+        LaunchError, match=r"^no Ray cluster answers at 'auto': (nobody there|timed out during startup\.)$"
+    ):
+        take_down("app", None)
