@@ -337,11 +337,11 @@ class EngineReplica:
 
     async def import_session(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted | NotHere | Refused:
         """A new session, made of a document."""
-        return await self._asked(self._sessions.import_(key, document))
+        return await self._asked(self._sessions.import_(route, key, document))
 
     async def create_session(self, route: Route, key: SessionKey, alone: bool = False) -> Adopted | NotHere | Refused:
         """A new session without a past, which lives here; `alone`: in this node's memory, and nowhere else."""
-        return await self._asked(self._sessions.create(key, alone))
+        return await self._asked(self._sessions.create(route, key, alone))
 
     async def delete(self, route: Route, key: SessionKey) -> bool | NotHere | Refused:
         """A running turn is cancelled."""

@@ -39,23 +39,19 @@ class Replicas:
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
-        nobody answers in time."""
-        return (await self.ask_until(method, route, *args))[0]
-
-    async def ask_until(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
-        """The same, and whether a replica that was lost may have done it before. A route that names nobody gets a name,
-        since only of one that is known can be said that it is lost."""
+        nobody answers in time. A route that names nobody gets a name, since only of one that is known can be said that
+        it is lost."""
         if route.replica is None:
             route = replace(route, replica=await self._someone(route.affinity))
         return await self._answered(method, route, *args)
 
-    async def _answered(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
+    async def _answered(self, method: str, route: Route, *args: Any) -> Any:
         deadline = time.monotonic() + ASK_SECONDS
         lost = False
         while True:
             answer = await self.ask_here(method, route, *args)
             if not isinstance(answer, NotHere):
-                return answer, lost
+                return answer
             lost = lost or answer.lost
             if time.monotonic() > deadline:
                 raise RequestError(503, "replica_lost", "the replica that was asked is gone; try again")
@@ -67,7 +63,7 @@ class Replicas:
         that one is still there nobody can say: where it is silent, the next one is asked by name."""
         try:
             async with asyncio.timeout(SILENT_SECONDS):
-                return (await self._answered(method, Route(affinity), *args))[0]
+                return await self._answered(method, Route(affinity), *args)
         except TimeoutError:
             return await self.ask(method, Route(affinity), *args)
 

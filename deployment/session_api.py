@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,8 +78,9 @@ class SessionApi:
         key = _key_of(request, body)
         if body.id is not None:
             await self._free(key)
-        made = partial(self._made, key, lambda there: there.frontier == 0)
-        answer = await made("create_session", Route(str(key)), key, not body.store)
+        answer = await self._replicas.ask("create_session", Route(str(key)), key, not body.store)
+        if isinstance(answer, Refused):
+            raise answer.error
         return adopted_object(key.session, "created", answer)
 
     async def list(self, request: Request) -> Any:
@@ -126,9 +125,8 @@ class SessionApi:
 
     async def delete(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
-        answer, again = await self._replicas.ask_until("delete", _owner(placement), placement.key)
-        done_before = again and isinstance(answer, Refused) and answer.status == 404
-        if isinstance(answer, Refused) and not done_before:
+        answer = await self._replicas.ask("delete", _owner(placement), placement.key)
+        if isinstance(answer, Refused):
             raise answer.error
         return {"id": name, "object": "session.deleted", "deleted": True}
 
@@ -190,8 +188,9 @@ class SessionApi:
             raise RequestError(400, "bad_state", f"document: {error}", "document") from None
         key = SessionKey(tenant_of(request), name or document.manifest.session.id)
         await self._free(key)
-        made = partial(self._made, key, lambda there: there.frontier == document.manifest.session.frontier)
-        answer = await made("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        answer = await self._replicas.ask("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
+        if isinstance(answer, Refused):
+            raise answer.error
         return adopted_object(key.session, "imported", answer)
 
     async def _is_there(self, replica: str) -> bool:
@@ -218,20 +217,6 @@ class SessionApi:
         """RequestError (409) if there is such a session."""
         if await located(self._cluster, key) is not None:
             raise session_exists(key.session)
-
-    async def _made(
-        self, key: SessionKey, is_it: Callable[[Adopted], bool], method: str, route: Route, *args: Any
-    ) -> Adopted:
-        """A new session, of a name that was free. A replica that was lost may have made it before another one was asked
-        to; `is_it` tells it then from one that somebody else has made meanwhile."""
-        answer, again = await self._replicas.ask_until(method, route, *args)
-        if again and isinstance(answer, Refused) and answer.code == "session_exists":
-            made = await self._replicas.ask("adopt", Route(str(key)), key)
-            if isinstance(made, Adopted) and is_it(made):
-                return made
-        if isinstance(answer, Refused):
-            raise answer.error
-        return answer
 
 
 async def located(cluster: Cluster, key: SessionKey) -> Placed | None:

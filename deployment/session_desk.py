@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
 from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
 from deployment.creating import Creating
-from deployment.errors import RequestError
+from deployment.errors import RequestError, session_exists
 from deployment.fork_points import ForkAt
 from deployment.forking import Forking
 from deployment.keeper import SessionKeeper
@@ -18,6 +19,7 @@ from deployment.session import Session
 from deployment.state_limit import StateLimit
 from deployment.turn_table import TurnTable
 from deployment.wire import Adopted, ExportedSession, Movement, Route
+from state.document import open_document
 from state.session_record import ForkPoint
 
 
@@ -51,10 +53,16 @@ class SessionDesk:
         return await self._keeper.move(session, destination)
 
     async def fork(self, route: Route, key: SessionKey, child_key: SessionKey, at: ForkAt | None) -> Adopted:
-        await self._state_limit.check(child_key.tenant)
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
-        made = await self._made_before(child_key, self._forking.past(session, at).ledger) if route.again else None
-        child = made or await self._forking.fork(session, child_key, at)
+        try:
+            child = await self._made(
+                route,
+                child_key,
+                lambda: self._forking.fork(session, child_key, at),
+                lambda: self._forking.past(session, at).ledger,
+            )
+        except OwnedElsewhere:  # who asks is sent to the child's owner, which does not have the parent
+            raise session_exists(child_key.session) from None
         return Adopted(self._id, child.epoch, "device", child.frontier)
 
     async def checkpoint(self, route: Route, key: SessionKey, name: str) -> ForkPoint:
@@ -75,20 +83,29 @@ class SessionDesk:
         session, _ = await self._keeper.acquire(key, route.placement, must_exist=True)
         return ExportedSession(await self._keeper.copies.document(session))
 
-    async def import_(self, key: SessionKey, document: np.ndarray) -> Adopted:
-        await self._state_limit.check(key.tenant)
-        session = await self._creating.imported(key, await asyncio.to_thread(document.tobytes))
+    async def import_(self, route: Route, key: SessionKey, document: np.ndarray) -> Adopted:
+        body = await asyncio.to_thread(document.tobytes)
+        session = await self._made(
+            route,
+            key,
+            lambda: self._creating.imported(key, body),
+            lambda: open_document(body).manifest.session.record().ledger,
+        )
         return Adopted(self._id, session.epoch, "disk", session.frontier)
 
-    async def create(self, key: SessionKey, alone: bool) -> Adopted:
-        await self._state_limit.check(key.tenant)
-        session = await self._creating.empty(key, alone)
+    async def create(self, route: Route, key: SessionKey, alone: bool) -> Adopted:
+        session = await self._made(route, key, lambda: self._creating.empty(key, alone), tuple)
         return Adopted(self._id, session.epoch, "none", session.frontier)
 
     async def delete(self, route: Route, key: SessionKey) -> bool:
         while True:
-            # `anew`: one of which no copy is left can be deleted too.
-            session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+            try:
+                # `anew`: one of which no copy is left can be deleted too.
+                session, _ = await self._keeper.acquire(key, route.placement, must_exist=True, anew=True)
+            except RequestError as error:
+                if route.again and error.refused.code == "session_not_found":
+                    return True
+                raise
             try:
                 await self._keeper.ending.delete(session, time.time())
             except NotOwned:
@@ -108,14 +125,27 @@ class SessionDesk:
             if not running.stream.moved:
                 return running.request.note
 
-    async def _made_before(self, key: SessionKey, ledger: tuple[int, ...]) -> Session | None:
-        """What a replica that was asked before, and was lost, has made: all that is asked for, and no more."""
+    async def _made(
+        self,
+        route: Route,
+        key: SessionKey,
+        make: Callable[[], Awaitable[Session]],
+        ledger: Callable[[], tuple[int, ...]],
+    ) -> Session:
+        """A new session; or what a replica has made that was asked before, and was lost: all that is asked for, and no
+        more. OwnedElsewhere, if somebody else has it who may know."""
+        if route.again and (made := await self._existing(key)) is not None:
+            if made.free and made.ledger == await asyncio.to_thread(ledger):
+                return made
+            raise session_exists(key.session)
+        await self._state_limit.check(key.tenant)
+        return await make()
+
+    async def _existing(self, key: SessionKey) -> Session | None:
         try:
-            made, _ = await self._keeper.acquire(key, await self._keeper.located(key), must_exist=True)
-        except OwnedElsewhere:
-            return None
+            session, _ = await self._keeper.acquire(key, await self._keeper.located(key), must_exist=True)
         except RequestError as error:
-            if error.refused.status == 404:
-                return None
-            raise
-        return made if made.ledger == ledger and made.free else None
+            if error.refused.code != "session_not_found":
+                raise
+            return None
+        return session

@@ -149,9 +149,6 @@ class _Replicas:
     async def ask_any(self, method: str, affinity: str, *args: Any) -> Any:
         return await self.ask(method, Route(affinity), *args)
 
-    async def ask_until(self, method: str, route: Route, *args: Any) -> tuple[Any, bool]:
-        return await self.ask(method, route, *args), False
-
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(getattr(self._replica, method)(route, *args)) as answers:
             async for answer in answers:

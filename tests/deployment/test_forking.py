@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Awaitable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from deployment.cluster.not_owned import OwnedElsewhere
 from deployment.engine.commands import Drop, Fork
 from deployment.engine.errors import OVERLOADED, EngineError
 from deployment.errors import RequestError
@@ -211,17 +213,18 @@ def test_a_fork_for_which_the_device_has_no_room_is_made_of_its_tokens():
 
 
 AGAIN = Route("x", again=True)
-CHILD = SessionKey(KEY.tenant, "child")
+CHILD, EMPTY, IMPORTED = (SessionKey(KEY.tenant, name) for name in ("child", "empty", "imported"))
 
 
-def desk(place: Place) -> SessionDesk:
-    limit = StateLimit(None, _nothing, place.keeper.copies.make_room_of)
+def desk(place: Place, limit: int | None = None) -> SessionDesk:
+    """`limit`: bytes; what the tenant keeps is 1."""
+    limit_of = StateLimit(limit, _one, place.keeper.copies.make_room_of)
     forking = place.replica.forking
-    return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit, TurnTable())
+    return SessionDesk(place.replica.name, place.keeper, place.replica.creating, forking, limit_of, TurnTable())
 
 
-async def _nothing(tenant: str) -> None:
-    return None
+async def _one(tenant: str) -> int:
+    return 1
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["its replica died", "it was only taken for dead"])
@@ -254,5 +257,58 @@ def test_what_a_lost_replica_has_made_is_not_refused_since_it_is_there(lost: boo
             assert await desk(here).delete_checkpoint(Route("x"), KEY, "two")
             assert await desk(here).delete_checkpoint(AGAIN, KEY, "two"), "it is gone, as was asked"
             assert (await refused(desk(here).delete_checkpoint(Route("x"), KEY, "two")))[0] == 404
+
+    run(steps)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["its replica died", "it was only taken for dead"])
+def test_what_a_lost_replica_was_asked_to_make_is_made_once_and_found(lost: bool):
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            await first_turns(a)
+            document = np.frombuffer(await a.keeper.copies.document(a.session), np.uint8)
+            made = [
+                await desk(a).create(Route("x"), EMPTY, alone=False),
+                await desk(a).import_(Route("x"), IMPORTED, document),
+            ]
+            if lost:
+                a.die()
+            here = desk(b if lost else a)
+            full = desk(b if lost else a, limit=1)
+            again = [await full.create(AGAIN, EMPTY, alone=False), await full.import_(AGAIN, IMPORTED, document)]
+            assert (await refused(full.create(AGAIN, CHILD, alone=False)))[0] == 429, "there is nothing of it yet"
+            assert [one.frontier for one in again] == [one.frontier for one in made]
+            for work in (here.create(Route("x"), EMPTY, False), here.import_(Route("x"), IMPORTED, document)):
+                assert (await refused(work))[0] == 409, "it is another request"
+            assert (await refused(here.create(AGAIN, IMPORTED, False)))[0] == 409, "it is another's"
+            assert (await refused(here.import_(AGAIN, EMPTY, document)))[0] == 409, "it is another's"
+
+    run(steps)
+
+
+def test_what_was_made_where_nobody_asks_is_looked_for_where_it_is():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            await desk(a).create(Route("x"), EMPTY, alone=False)
+            with pytest.raises(OwnedElsewhere) as caught:
+                await desk(b).create(AGAIN, EMPTY, alone=False)
+            assert caught.value.owner == a.replica.name
+            await first_turns(b)
+            assert (await refused(desk(b).fork(AGAIN, KEY, EMPTY, None)))[0] == 409, "its parent is here"
+
+    run(steps)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_delete_whose_replica_was_lost_and_that_another_finds_done_has_deleted(again: bool):
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            await first_turns(a)
+            await desk(a).delete(Route("x"), KEY)
+            a.die()
+            if again:
+                assert await desk(b).delete(AGAIN, KEY)
+            else:
+                assert (await refused(desk(b).delete(Route("x"), KEY)))[0] == 404, "nobody has done it for who asks"
 
     run(steps)

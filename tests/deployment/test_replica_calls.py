@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from deployment import replica, replica_calls
 from deployment.engine.errors import EngineError
-from deployment.errors import Refused, RequestError, session_exists, unknown_session
+from deployment.errors import Refused, RequestError
 from deployment.lasting_stream import LastingStream
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import Epoch, SessionKey
@@ -207,41 +207,6 @@ async def _all(stream: AsyncIterator[Told]) -> list[Told]:
     return [one async for one in stream]
 
 
-@pytest.mark.parametrize("first", ["dies", "is cut off", "is not the owner", "knows of none"])
-def test_a_delete_whose_replica_was_lost_and_that_another_finds_done_has_deleted(
-    first: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
-    monkeypatch.setattr(replica_calls, "AGAIN_SECONDS", 0.0)
-    key = SessionKey("t" * 64, "one")
-    asked: list[str | None] = []
-
-    async def delete(route: Route, key: SessionKey) -> Any:
-        asked.append(route.replica)
-        if len(asked) == 1 and first != "knows of none":
-            await asyncio.sleep(1e9 if first == "is cut off" else 0)
-            if first == "dies":
-                raise RayActorError
-            return NotHere("a", "b")
-        return unknown_session(key.session).refused
-
-    async def none(*_: Any, **how: Any) -> tuple[()]:
-        return ()
-
-    cluster = SimpleNamespace(locate=lambda key: told(Placed(key, Epoch(1, 1), "a", ()))(), suspect=none, staying=none)
-    cluster.is_lost = lambda replica: told(first == "is cut off")()
-    engine: Any = SimpleNamespace(delete=SimpleNamespace(remote=delete))
-    sessions = SessionApi(Replicas(engine, cast(Any, cluster)), cast(Any, cluster), 0)
-    deleting = sessions.delete(cast(Any, SimpleNamespace(state=SimpleNamespace(tenant=key.tenant))), key.session)
-    if first in ("dies", "is cut off"):
-        assert asyncio.run(deleting)["deleted"]
-    else:
-        with pytest.raises(RequestError) as caught:
-            asyncio.run(deleting)
-        assert caught.value.refused.status == 404, "nobody has deleted it for who asks"
-    assert len(asked) == (1 if first == "knows of none" else 2)
-
-
 def http_request(body: bytes, tenant: str) -> Request:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -255,28 +220,22 @@ MAKING: dict[str, Callable[[SessionApi, str], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("found", ["nothing", "what was asked for", "another's"])
 @pytest.mark.parametrize("method", MAKING)
-def test_what_a_replica_that_is_cut_off_was_to_make_is_made_by_another_or_found_there_once(
-    method: str, found: str, monkeypatch: pytest.MonkeyPatch
+def test_what_a_replica_that_is_cut_off_was_to_make_is_asked_of_another_as_the_same(
+    method: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("deployment.replica_watch.SILENT_SECONDS", 0.02)
     monkeypatch.setattr(replica_calls, "AGAIN_SECONDS", 0.0)
     record = SimpleNamespace(id="one", frontier=7)
     document = SimpleNamespace(manifest=SimpleNamespace(session=record))
     monkeypatch.setattr("deployment.session_api._opened", lambda body: document)
-    tenant, asked = "t" * 64, list[tuple[str | None, SessionKey]]()
-    frontier = (0 if method == "create_session" else 7) + (found == "another's")
+    asked: list[tuple[str | None, bool, SessionKey]] = []
 
     async def make(route: Route, key: SessionKey, *more: Any) -> Any:
-        asked.append((route.replica, key))
+        asked.append((route.replica, route.again, key))
         if len(asked) == 1:
             await asyncio.sleep(1e9)
-        return Adopted("b", Epoch(1, 1), "none", 0) if found == "nothing" else session_exists(key.session).refused
-
-    async def adopt(route: Route, key: SessionKey) -> Any:
-        assert key == asked[0][1], "what was made once is what is told of"
-        return Adopted("b", Epoch(1, 2), "none", frontier)
+        return Adopted("b", Epoch(1, 1), "none", 0)
 
     async def staying(beside: str) -> tuple[str, ...]:
         return ("b",) if asked else ("a",)
@@ -284,20 +243,17 @@ def test_what_a_replica_that_is_cut_off_was_to_make_is_made_by_another_or_found_
     cluster: Any = SimpleNamespace(
         locate=lambda key: told(None)(), staying=staying, is_lost=lambda replica: told(replica == "a")()
     )
-    engine: Any = SimpleNamespace(adopt=SimpleNamespace(remote=adopt), **{method: SimpleNamespace(remote=make)})
-    api = SessionApi(Replicas(engine, cluster), cluster, 1 << 20)
+    api = SessionApi(
+        Replicas(cast(Any, SimpleNamespace(**{method: SimpleNamespace(remote=make)})), cluster), cluster, 1 << 20
+    )
 
     async def scenario() -> Any:
         async with asyncio.timeout(5):
-            return await MAKING[method](api, tenant)
+            return await MAKING[method](api, "t" * 64)
 
-    if found == "another's":
-        with pytest.raises(RequestError) as caught:
-            asyncio.run(scenario())
-        assert caught.value.refused.status == 409
-    else:
-        assert asyncio.run(scenario())["id"] == asked[0][1].session
-    assert [replica for replica, _ in asked] == ["a", "b"] and len({made for _, made in asked}) == 1
+    assert asyncio.run(scenario())["id"] == "one"
+    key = SessionKey("t" * 64, "one")
+    assert asked == [("a", False, key), ("b", True, key)]
 
 
 def test_of_replicas_that_are_gone_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch):
