@@ -80,7 +80,10 @@ def _run(experiment: Experiment, disturb: Callable[[Faults], None]) -> Outcome:
     calm = Workload(nodes.url, f"calm-{seed}", [talk.conversation.first(talk.steps) for talk in plain])
     with calm.begun():
         undisturbed = calm.finish()
-    compared = tally(plain, undisturbed), tally(salted, None)
+    for talk in undisturbed:
+        if talk.given_up is not None:
+            raise talk.given_up
+    compared = tally(plain, undisturbed, copies), tally(salted, None, copies)
     compared[1].what.extend(copies.contradictions)
     return Outcome(
         seconds=time.monotonic() - began,
