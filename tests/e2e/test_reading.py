@@ -58,9 +58,9 @@ def test_a_stream_that_ends_with_a_fault_of_the_server_is_no_break_to_resume_aft
     chunk = {"choices": [{"logprobs": None, "delta": {}, "finish_reason": None}]}
     lines = f"id: {first}\ndata: {json.dumps(chunk)}\n\ndata: {json.dumps(error('internal_error'))}\n\n"
     stream = httpx.Response(200, text=lines, headers={"x-replica": "one"})
-    answer = Answer()
+    answers, answer = iter((stream, answered(404, error("turn_not_found")))), Answer()
     with (
-        httpx.Client(transport=httpx.MockTransport(lambda _: stream), base_url="http://here") as client,
+        httpx.Client(transport=httpx.MockTransport(lambda _: next(answers)), base_url="http://here") as client,
         pytest.raises(Unanswered),
     ):
         take(client, "/v1/chat/completions", "s", {}, None, answer)
