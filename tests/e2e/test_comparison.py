@@ -153,3 +153,5 @@ def test_every_refusal_is_counted_and_one_that_nobody_may_meet_is_a_flaw():
     whole.refusals.append(fault)
     for turn in (taken(whole), taken(heard(), whole)):
         assert (judged(turn).clean, judged(turn).refusals) == (False, {"internal_error": 1})
+    undisturbed = judged(taken(heard()), taken(whole))
+    assert not undisturbed.clean and not undisturbed.refusals, "nor may anybody meet it in the undisturbed run"

@@ -27,10 +27,9 @@ def error(code: str) -> dict[str, object]:
     [
         (answered(503, error("session_unavailable")), "session_unavailable", True, False),
         (answered(409, error("session_busy")), "session_busy", True, False),
-        (answered(500, "The actor died unexpectedly before finishing this task."), "no_ingress", True, False),
-        (answered(503, "Deployment 'Ingress' is unavailable"), "no_ingress", True, False),
+        (answered(500, "Internal Server Error"), "no_ingress", True, True),
+        (answered(503, "Deployment 'Ingress' is unavailable"), "no_ingress", True, True),
         (answered(500, error("internal_error")), "internal_error", False, True),
-        (answered(500, "ray::Ingress() Traceback (most recent call last):"), "unreadable", False, True),
         (answered(502, "<html>"), "unreadable", False, True),
         (answered(404, error("session_not_found")), "session_not_found", False, False),
         (answered(409, error("turn_cancelled")), "turn_cancelled", False, False),
@@ -45,7 +44,15 @@ def test_refusal_is_asked_again_gives_up_or_is_a_flaw(response: httpx.Response, 
         else:
             with pytest.raises(Unanswered):
                 asked(client, "GET", "/v1/models", refusals=refusals)
-    assert [(refusal.code, refusal.is_fault) for refusal in refusals] == [(code, fault)]
+    assert [(refusal.code, refusal.is_fault([])) for refusal in refusals] == [(code, fault)]
+
+
+def test_only_where_the_ingress_was_killed_may_the_proxy_answer_for_it():
+    at = 1000.0
+    refusal = Refusal(500, "no_ingress", "Internal Server Error", at)
+    assert not refusal.is_fault([0.0, at - 1])
+    assert refusal.is_fault([0.0, at + 1]) and refusal.is_fault([at - 60])
+    assert Refusal(500, "internal_error", "", at).is_fault([at - 1])
 
 
 def test_codes_that_say_ask_again_are_ones_that_the_interface_has():

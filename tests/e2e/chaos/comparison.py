@@ -50,9 +50,11 @@ class Tally:
         return {**numbers, "refusals": dict(sorted(self.refusals.items()))}
 
 
-def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None, logs: Logs) -> Tally:
+def tally(
+    talks: Sequence[Talk], undisturbed: Sequence[Talk] | None, logs: Logs, ingress_died: Sequence[float] = ()
+) -> Tally:
     """`undisturbed`: the same conversations, with equal seeds. Without it owners do not draw alike, and only what was
-    said of one turn is compared."""
+    said of one turn is compared. `ingress_died`: when, on the monotonic clock."""
     total = Tally()
     for number, talk in enumerate(talks):
         if talk.given_up is not None:
@@ -68,8 +70,9 @@ def tally(talks: Sequence[Talk], undisturbed: Sequence[Talk] | None, logs: Logs)
             _check_broken(total, f"{talk.conversation.name}, turn {len(talk.turns)}, given up", talk.broken, logs)
         for refusal in _refusals(talk):
             total.refusals[refusal.code] += 1
-            if refusal.is_fault:
-                total.what.append(f"{talk.conversation.name}: {refusal}")
+    for talk in (*talks, *(undisturbed or ())):
+        faults = [refusal for refusal in _refusals(talk) if refusal.is_fault(ingress_died)]
+        total.what.extend(f"{talk.key}: {refusal}" for refusal in faults)
     return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -86,14 +87,16 @@ def _run(experiment: Experiment, disturb: Callable[[Faults], None]) -> Outcome:
     for talk in undisturbed:
         if talk.given_up is not None:
             raise talk.given_up
-    compared = tally(plain, undisturbed, copies), tally(salted, None, copies)
-    compared[1].what.extend((*copies.contradictions, *map(str, faults.refused_by_fault)))
+    died = [kill.at for kill in faults.kills if kill.kind == "ingress"]
+    compared = tally(plain, undisturbed, copies, died), tally(salted, None, copies, died)
+    compared[1].what.extend(copies.contradictions)
+    compared[1].what.extend(f"a move: {refusal}" for refusal in faults.refused_moves if refusal.is_fault(died))
     return Outcome(
         seconds=time.monotonic() - began,
         conversations=len(talks),
         kills=faults.counts,
         moves=len(faults.moves),
-        not_moved=dict(faults.not_moved),
+        not_moved=Counter(refusal.code for refusal in faults.refused_moves),
         whole_again=[round(seconds, 2) for seconds in faults.waited],
         plain=compared[0],
         salted=compared[1],

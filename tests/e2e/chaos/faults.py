@@ -52,18 +52,17 @@ class NobodyThere(Exception):
 
 @dataclass
 class Faults:
-    """`kills`, `moves`: what was done so far. `waited`: seconds until everything was whole again, kill by kill;
-    `nothing_to_kill`: attempts that met nobody; `refused_by_fault`: moves that the server failed on."""
+    """`kills`, `moves`: what was done so far, and `refused_moves` what was not. `waited`: seconds until everything was
+    whole again, kill by kill; `nothing_to_kill`: attempts that met nobody."""
 
     nodes: Nodes
     workload: Workload
     draw: random.Random
     kills: list[Kill] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    not_moved: Counter[str] = field(default_factory=Counter)
     waited: list[float] = field(default_factory=list)
     nothing_to_kill: Counter[str] = field(default_factory=Counter)
-    refused_by_fault: list[Refusal] = field(default_factory=list)
+    refused_moves: list[Refusal] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -132,10 +131,7 @@ class Faults:
             if response.status_code == 200:
                 self.moves.append(Move(talk.key, session, began, time.monotonic()))
             else:
-                refusal = refusal_of(response)
-                self.not_moved[refusal.code] += 1
-                if refusal.is_fault:
-                    self.refused_by_fault.append(refusal)
+                self.refused_moves.append(refusal_of(response))
 
     def _kill_replica(self) -> None:
         victim = _busiest(replicas(self.nodes.url).values())
@@ -155,8 +151,9 @@ class Faults:
             process = process_of(actor())
         except (RayActorError, GetTimeoutError, NodeDiedError, ValueError, LookupError) as error:
             raise NobodyThere(kind) from error  # Ray knows no such actor, or one that is dead
+        at = time.monotonic()  # what comes of it comes later
         _kill_process(process)
-        self.kills.append(Kill(kind, time.monotonic()))
+        self.kills.append(Kill(kind, at))
 
     # -------------------------------------------------------------------------------------------- what is known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,18 +25,25 @@ PASSING = frozenset({
 FAULTS = frozenset({"internal_error", "unreadable"})
 """Refusals that nobody may ever meet: what failed is the server."""
 
+NO_INGRESS_SECONDS = 20.0
+"""For how long Serve's proxy may answer for an ingress that was killed."""
+
 
 @dataclass(frozen=True)
 class Refusal:
     """`status`: None for a stream's last event. `code`: the error object's; of an answer without one `no_ingress`, if
-    Serve's proxy says that the ingress died under it, and `unreadable` else."""
+    it is what Serve's proxy says when a request to the ingress failed, and `unreadable` else. `at`: on the monotonic
+    clock."""
 
     status: int | None
     code: str
     text: str
+    at: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_fault(self) -> bool:
+    def is_fault(self, ingress_died: Iterable[float]) -> bool:
+        """`ingress_died`: when. The proxy says the same where the ingress lives and raised something."""
+        if self.code == "no_ingress":
+            return not any(0 <= self.at - died <= NO_INGRESS_SECONDS for died in ingress_died)
         return self.code in FAULTS
 
     def __str__(self) -> str:
@@ -175,8 +183,7 @@ def refusal_of(response: httpx.Response) -> Refusal:
     text = response.read().decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return Refusal(response.status_code, response.json()["error"]["code"], text)
-    dead = response.status_code == 500 and text.startswith("The actor ")  # as Ray's RayActorError does
-    return Refusal(response.status_code, "no_ingress" if dead or response.status_code == 503 else "unreadable", text)
+    return Refusal(response.status_code, "no_ingress" if response.status_code in (500, 503) else "unreadable", text)
 
 
 def _passing(refusal: Refusal, refusals: list[Refusal]) -> str:
