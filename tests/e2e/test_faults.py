@@ -36,6 +36,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, *processes: int | Exception) -> Fau
 
     monkeypatch.setattr(faults, "process_of", process_of)
     monkeypatch.setattr(faults, "replicas", lambda url: {})
+    monkeypatch.setattr(faults, "WHOLE_SECONDS", 2.0)
     nodes: Any = SimpleNamespace(directory=lambda: None, url="", ids=[], count=0)
     workload: Any = SimpleNamespace(over=False, talks=[])
     return Faults(nodes, workload, random.Random(1))
