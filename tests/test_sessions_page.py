@@ -107,8 +107,8 @@ def test_how_long_the_directory_takes_is_what_the_results_file_says() -> None:
     [
         (("replica", "kill", "token"), 1.0),
         (("node", "verdict", "token"), 2.0),
-        (("directory", "kill", "grant"), 10.0),
-        (("directory", "kill", "locate"), 10.0),
+        (("directory", "kill", "grant"), 5.0),
+        (("directory", "kill", "locate"), 5.0),
     ],
 )
 def test_nobody_waits_for_longer_than_was_promised(row: tuple[str, str, str], seconds: float) -> None:
