@@ -415,6 +415,5 @@ class EngineReplica:
             sessions=self._keeper.named,
             running=self._turns.running,
             engine=engine,
-            temperature=self._service.generation_defaults.temperature,
-            top_p=self._service.generation_defaults.top_p,
+            defaults=self._service.generation_defaults,
         )

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from deployment.answer_text import turn_text
 from deployment.cluster.not_owned import NotOwned
@@ -34,6 +35,7 @@ from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import NOTHING, Elsewhere, Route, TurnEvent, TurnRequest, without_media
+from model.generation_defaults import GenerationDefaults
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -262,27 +264,11 @@ class TurnDesk:
             self._table.ended(held)
 
     def _submit(self, request: TurnRequest, prompt: Prompt, engine_id: str | None, seed: int) -> Submit:
-        defaults = self._service.generation_defaults
-        sampling = Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            seed=seed,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=request.logit_bias,
-            min_tokens=request.min_tokens,
-            reproducible=request.reproducible,
-            logprobs=request.logprobs,
-            prompt_logprobs=request.logprobs if request.echo else None,
-        )
         return Submit(
             turn=request.turn,
             prompt_ids=prompt.ids,
             media=prompt.media,
-            sampling=sampling,
+            sampling=_sampling(request, self._service.generation_defaults, seed),
             max_tokens=request.max_tokens,
             stop_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
@@ -298,6 +284,30 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _sampling(request: TurnRequest, defaults: GenerationDefaults, seed: int) -> Sampling:
+    """How its tokens are chosen: what the request does not say is as the model's makers have it (decision 12)."""
+
+    def chosen(name: str) -> Any:
+        given = getattr(request, name)
+        return getattr(defaults, name) if given is None else given
+
+    return Sampling(
+        temperature=chosen("temperature"),
+        top_k=top_k_of(chosen("top_k")),
+        top_p=chosen("top_p"),
+        seed=seed,
+        min_p=chosen("min_p"),
+        repetition_penalty=chosen("repetition_penalty"),
+        presence_penalty=chosen("presence_penalty"),
+        frequency_penalty=chosen("frequency_penalty"),
+        logit_bias=request.logit_bias,
+        min_tokens=request.min_tokens,
+        reproducible=request.reproducible,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+    )
 
 
 def _check_stored(request: TurnRequest, session: Session) -> None:

@@ -247,8 +247,10 @@ class ResponsesApi:
     async def _defaults(self, body: ResponsesBody) -> dict[str, float]:
         info: ReplicaInfo = await self._replicas.ask_any("info", self._model)
         return {
-            "temperature": info.temperature if body.temperature is None else body.temperature,
-            "top_p": info.top_p if body.top_p is None else body.top_p,
+            "temperature": info.defaults.temperature if body.temperature is None else body.temperature,
+            "top_p": info.defaults.top_p if body.top_p is None else body.top_p,
+            "presence_penalty": info.defaults.presence_penalty,
+            "frequency_penalty": info.defaults.frequency_penalty,
         }
 
 

@@ -28,7 +28,7 @@ from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable
 from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Elsewhere, MediaSource, Route, Told, TurnRequest
 from model import DEMO
-from model.config import GenerationDefaults
+from model.generation_defaults import GenerationDefaults
 from model.tokenizer import Tokenizer
 from tests.deployment.test_turn_streams import Clock
 
@@ -42,7 +42,7 @@ class Engine:
     """Turns that publish one id a step, until they are cancelled or told to end."""
 
     tokenizer = Tokenizer.load(DEMO / "target")
-    generation_defaults = GenerationDefaults(0.0, 0, 1.0, ())
+    generation_defaults = GenerationDefaults(temperature=0.0)
 
     def __init__(self) -> None:
         self.submitted: list[Submit] = []
