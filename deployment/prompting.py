@@ -14,6 +14,7 @@ from deployment.media_limits import MediaLimits
 from deployment.parsing.turn_text import think_is_open
 from deployment.session import Session
 from deployment.shown_media import ShownMedia
+from deployment.splicing import spliced
 from deployment.turn_records import tools_sha256
 from deployment.turns import Prompt, append, full_history
 from deployment.wire import TurnRequest
@@ -37,6 +38,14 @@ class Prompter:
             return await asyncio.to_thread(self._text, request)
         items = await self._media.of(request.media, session.shown if session is not None else None)
         return await asyncio.to_thread(self._history, request, items)
+
+    async def in_session(self, prompt: Prompt, session: Session) -> Prompt:
+        """The prompt of a full history, in the tokens of what its session's model said, where it comes back as that was
+        told (decision 20)."""
+        if not session.ledger or session.keyed or session.foreign is not None:
+            return prompt
+        known = await asyncio.to_thread(spliced, self._service.tokenizer, prompt, session.ledger)
+        return known if len(known.ids) < self._service.context_limit else prompt
 
     async def encoded(self, request: TurnRequest) -> tuple[int, ...]:
         """The prompt's ids, however long it is, and nothing that takes longer to find. RequestError (400)."""

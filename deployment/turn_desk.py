@@ -114,23 +114,23 @@ class TurnDesk:
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
+        prompt = None
         if not request.needs_its_session:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await self._prompter.alone(request)
             request = without_media(request)
-            session = await self._session(route, request) if request.key else None
-            if isinstance(session, HeldTurn | Elsewhere):
-                return session
-            _check_newest(request, session)
-            return await self._run(request, prompt, session)
+            if request.key is None:
+                return await self._run(request, prompt, None)
         session = await self._session(route, request)
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
         if request.mode == "append":
             prompt = await self._prompter.appended(request, session)
-        else:
+        elif prompt is None:
             prompt = await self._prompter.alone(request, session)
+        if request.mode == "history":
+            prompt = await self._prompter.in_session(prompt, session)
         request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")

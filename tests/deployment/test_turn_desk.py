@@ -115,6 +115,9 @@ class Prompts:
     async def alone(self, request: TurnRequest) -> Prompt:
         return PROMPT
 
+    async def in_session(self, prompt: Prompt, session: Session) -> Prompt:
+        return prompt
+
     async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         return PROMPT
 
