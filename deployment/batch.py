@@ -116,6 +116,7 @@ _SAMPLING = (
     "frequency_penalty",
     "min_tokens",
     "reproducible",
+    "logprobs_mode",
 )
 _AS_THEY_ARE = ("n", "ignore_eos", "drafting", "thinking_budget")
 

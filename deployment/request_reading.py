@@ -245,6 +245,7 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         logit_bias=body.bias,
         min_tokens=body.min_tokens or 0,
         reproducible=body.reproducible,
+        logprobs_mode=body.logprobs_mode,
         stop=tuple(body.stop or ()),
         include_stop=body.include_stop_str_in_output,
         n=body.n or 1,

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from deployment.engine.commands import Grammar
+from deployment.engine.commands import Grammar, LogprobsMode
 from deployment.engine.tool_grammar import functions_of
 from deployment.json_reading import json_type, shown
 from deployment.tool_schemas import CalledBefore, NamedTool
@@ -188,6 +188,7 @@ class GenerationBody(BaseModel):
     logit_bias: dict[str, Bias] | None = None
     min_tokens: int | None = Field(default=None, strict=True, ge=0)
     reproducible: StrictBool = False
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     max_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
     stop: list[StopString] | None = Field(default=None, max_length=4)

@@ -307,6 +307,7 @@ def _sampling(request: TurnRequest, defaults: GenerationDefaults, seed: int) -> 
         reproducible=request.reproducible,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
+        logprobs_mode=request.logprobs_mode,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.commands import Grammar, Hit
+from deployment.engine.commands import Grammar, Hit, LogprobsMode
 from deployment.engine.events import Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
@@ -131,6 +131,7 @@ class TurnRequest:
     follows: str | None = None
     unattended: bool = False
     store: bool | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     @property
     def needs_its_session(self) -> bool:

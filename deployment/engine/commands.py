@@ -21,6 +21,9 @@ Hit = Literal["device", "host", "peer", "disk", "none"]
 
 Priority = Literal["interactive", "background"]
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Before all controls, or after all of them (decision 12)."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -32,9 +35,10 @@ class Sampling:
     `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
-    alternatives are told beside each published token (0 to 20), of the raw target distribution. `prompt_logprobs`: the
-    same of the prompt's tokens after the first. They need the prompt's own positions, so that such a turn goes on from
-    no state that others left: its prompt is prefilled as a whole.
+    alternatives are told beside each published token (0 to 20), by `logprobs_mode` of the raw target distribution or of
+    the processed one, of which only what could be drawn is an alternative; `temperature` 0 has no filters there.
+    `prompt_logprobs`: the raw ones of the prompt's tokens after the first. They need the prompt's own positions, so
+    that such a turn goes on from no state that others left: its prompt is prefilled as a whole.
     """
 
     temperature: float = 0.0
@@ -51,6 +55,7 @@ class Sampling:
     reproducible: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 @dataclass(frozen=True)

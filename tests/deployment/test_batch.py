@@ -181,12 +181,13 @@ def test_every_field_of_a_line_reaches_the_turn(tmp_path):
         frequency_penalty=0.75, logit_bias={"5": -3}, min_tokens=2, seed=-1, reproducible=True, logprobs=True,
         top_logprobs=4, max_tokens=5, max_completion_tokens=6, n=2, stop_token_ids=[8, 9], ignore_eos=True,
         drafting=False, stop=["a", "b"], include_stop_str_in_output=True, thinking_budget=11,
-        response_format={"type": "json_object"},
+        response_format={"type": "json_object"}, logprobs_mode="processed_logprobs",
     )  # fmt: skip
     assert asked == Asked(
         Sampling(
             temperature=1.5, top_p=0.5, min_p=0.25, repetition_penalty=1.25, presence_penalty=-0.5,
             frequency_penalty=0.75, logit_bias=((5, -3),), min_tokens=2, reproducible=True, logprobs=4,
+            logprobs_mode="processed_logprobs",
         ),
         max_tokens=6, seed=2**64 - 1, n=2, stop_ids=(8, 9), ignore_eos=True, drafting=False, stop_strings=("a", "b"),
         include_stop_string=True, thinking_budget=11, grammar=Grammar("json_object"),

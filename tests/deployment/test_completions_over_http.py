@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def test_a_prompts_figures_are_those_that_its_tokens_had_when_they_were_drawn(cl
     continuation = slice(len(prompt), -1)
     pairs = zip(scored["token_logprobs"][continuation], scored["top_logprobs"][continuation], strict=True)
     assert all(logprob == max(top.values()) for logprob, top in pairs)
+
+
+def test_processed_figures_are_those_of_what_the_filters_leave(client: httpx.Client):
+    def told(**how: Any) -> list[dict[str, float]]:
+        body = {"temperature": 1.5, "seed": 3, "top_k": 2, "max_tokens": 12, "logprobs": 4, "ignore_eos": True, **how}
+        return complete(client, "One day", **body)["choices"][0]["logprobs"]["top_logprobs"]
+
+    raw, processed = told(), told(logprobs_mode="processed_logprobs")
+    assert all(len(top) == 4 for top in raw) and all(len(top) == 2 for top in processed)
+    assert all(sum(map(math.exp, top.values())) == pytest.approx(1, abs=1e-4) for top in processed)
 
 
 def drawn_ids(client: httpx.Client, prompt: list[int], count: int) -> list[int]:

@@ -47,6 +47,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode"),
         ({"stop": ""}, "stop[0]"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a", 3]}, "stop[1]"),

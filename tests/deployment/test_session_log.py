@@ -62,6 +62,7 @@ _FIELDS: dict[str, Any] = {
     "stop": st.lists(_text, max_size=2).map(tuple),
     "include_stop": st.booleans(),
     "logprobs": st.none() | st.integers(0, 20),
+    "logprobs_mode": st.sampled_from(["raw_logprobs", "processed_logprobs"]),
     "thinking_budget": st.none() | st.integers(0, 99),
     "grammar": st.none() | st.builds(Grammar, st.sampled_from(["json_schema", "regex"]), _text, st.none()),
     "tools": st.none() | st.builds(ToolUse, _text, st.sampled_from(["none", "auto"]), st.none() | _text, st.booleans()),
