@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -37,15 +37,17 @@ Events = AsyncGenerator[Told, None]
 
 @dataclass
 class _Reader:
-    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `turn`: whose events they are, which may have begun before who reads them asked; `draws`: its seed;
-    `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`: since when nobody tells
-    anything of it."""
+    """What has been passed on. `after`: the last event's id, of a turn with one choice: events of several follow each
+    other in another order at each replica. `positions` and `rounds` of each choice, as far as they were told with an
+    event; `closed`: choices that are over; `turn`: whose events they are, which may have begun before who reads them
+    asked; `draws`: its seed; `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`:
+    since when nobody tells anything of it."""
 
     after: str | None = None
     turn: str | None = None
     draws: int | None = None
     closed: set[int] = field(default_factory=set)
+    positions: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     lost: float | None = None
     sent_to: NotHere | None = None
@@ -57,8 +59,8 @@ class _Reader:
         return Route(affinity, sent.owner, placement, sent_on=sent.full)
 
     def take(self, told: Told) -> bool:
-        """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
-        without a log all that was told before."""
+        """Whether the event is to be passed on: a turn's first one comes again with every new source, and all that was
+        told before of a turn without a log, or with several choices."""
         self.lost = None
         if isinstance(told.event, Opened):
             self.draws = told.event.seed
@@ -66,11 +68,12 @@ class _Reader:
                 return False
             self.turn = told.event.turn
         elif isinstance(told.event, Delta):
-            rounds = self.rounds.setdefault(told.event.choice, [])
-            if told.event.position <= _published(rounds):
+            choice = told.event.choice
+            if told.event.position <= self.positions.get(choice, 0):
                 return False  # who goes on tells what was told before
-            self.after = told.id
-            rounds.extend(told.event.rounds)
+            self.positions[choice] = told.event.position
+            self.after = told.id if parse_event_id(told.id, "after").choice is None else None
+            self.rounds.setdefault(choice, []).extend(told.event.rounds)
         elif isinstance(told.event, Closed):
             if told.event.choice in self.closed:
                 return False  # it ended before the replica that ran the others was lost
@@ -213,14 +216,6 @@ class LastingStream:
 
 class _Lost(Exception):
     """The rest of the turn is to be had elsewhere."""
-
-
-def _published(rounds: Sequence[Round]) -> int:
-    """The ledger position after the last id that was published with these rounds; 0: none was."""
-    if not rounds:
-        return 0
-    last = rounds[-1]
-    return last.start + len(last.token_ids) - last.held_back
 
 
 def _affinity(turn: TurnRequest) -> str:

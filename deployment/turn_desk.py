@@ -25,11 +25,11 @@ from deployment.keeper import SessionKeeper
 from deployment.locks import Locks
 from deployment.ownership import SessionKey
 from deployment.prompting import Prompter
-from deployment.running import RunningTurn
+from deployment.running import Beside, RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
 from deployment.turn_lines import TurnLines
-from deployment.turn_log import SessionTurnLog, TurnLog
+from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
@@ -202,7 +202,7 @@ class TurnDesk:
         """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
         503 if its session is another replica's by now, 400 for what no log can hold."""
         seed = seed_of(request.seed) if request.draws is None else request.draws
-        turn_log: TurnLog | None = None
+        turn_log: SessionTurnLog | None = None
         if session is not None:
             try:
                 turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
@@ -217,14 +217,15 @@ class TurnDesk:
     def resume(self, session: Session, logged: LoggedTurn) -> None:
         """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
         first token leaves nothing to be told."""
-        request, prompt = logged.request(session.key), logged.prompt(session.media)
-        began, over = logged.began, logged.finished()
+        request, prompt, began = logged.request(session.key), logged.prompt(session.media), logged.began
+        over = [logged.finished(choice) for choice in logged.choices]
+        said = any(one.token_ids for one in over if one is not None)
+        if logged.over and (not said or self._table.find(request.turn, session.key) is not None):
+            return
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, _engine_id(session), began.seed)
-        if over is None:
-            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
-        elif over.token_ids and self._table.find(request.turn, session.key) is None:
-            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)], over)
+        courses = [logged.course(choice) for choice in logged.choices]
+        self._hold(request, prompt, session, submit, turn_log, courses, over)
 
     def _hold(
         self,
@@ -232,22 +233,26 @@ class TurnDesk:
         prompt: Prompt,
         session: Session | None,
         submit: Submit,
-        turn_log: TurnLog | None,
+        turn_log: SessionTurnLog | None,
         courses: Sequence[Course],
-        over: Finished | None = None,
+        over: Sequence[Finished | None] = (),
     ) -> HeldTurn:
+        """`courses`: how each choice went before; `over`: how those ended that did."""
         tokenizer = self._service.tokenizer
         stream = TurnStream(request.turn, request.n, len(prompt.ids), partial(turn_text, tokenizer, request, prompt))
         held = HeldTurn(request, stream, self._detach_seconds if request.outlives_its_reader else 0.0, self._later)
         courses = courses or [Course() for _ in range(request.n)]
+        over = over or [None] * request.n
+        beside = Beside(running=over.count(None))
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                partial(self._ended, held, session, choice.sampling.sub, over), turn_log, course, over,
+                partial(self._ended, held, session, choice.sampling.sub, end),
+                turn_log and turn_log.of(choice.sampling.sub), course, end, beside,
             )
-            for choice, course in zip(choices(submit, request.n), courses, strict=True)
+            for choice, course, end in zip(choices(submit, request.n), courses, over, strict=True)
         )  # fmt: skip
-        if session is not None and over is None:
+        if session is not None and beside.running:
             session.running = held
             self._keeper.copies.turn_began(session)
         self._table.add(held)

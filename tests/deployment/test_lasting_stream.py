@@ -328,7 +328,8 @@ def test_choices_that_are_over_are_not_told_again_when_the_others_go_on():
 def test_a_turn_that_is_lost_before_its_first_round_is_no_repeated_request():
     told = [delta(5 + choice, 0, choice, n=2, rounds=True) for choice in (0, 1)]
     fake = Fake([opened(n=2), LOST], [opened("r2", n=2), *told, closed(0), closed(1)])
-    assert taken(fake, asked(None, n=2, idempotency_key="k"))[1:3] == [one.event for one in told]
+    scored = asked(None, n=2, idempotency_key="k", echo=True, logprobs=0)
+    assert taken(fake, scored)[1:3] == [one.event for one in told]
     assert fake.calls[1][2][0].resumed == ((), ()), "the key must not lead to the turn that was lost"
 
 
@@ -338,3 +339,21 @@ def test_a_turn_with_a_key_is_followed_in_a_session_of_its_own():
     (first, _, (begun,)), (second, _, (key, turn, _)) = fake.calls
     assert (first, second) == ("take_turn", "follow_turn") and (key, turn) == (begun.key, TURN)
     assert is_keyed(key) and key.tenant == begun.tenant
+
+
+def test_choices_of_a_turn_with_a_key_are_followed_from_the_beginning_and_each_goes_on_where_it_was():
+    """How the events of several follow each other is another matter at each replica."""
+
+    def one(choice: int, at: int) -> Told:
+        return delta(5 + choice, at, choice, n=2)
+
+    fake = Fake(
+        [opened(n=2), one(0, 0), one(1, 0), one(0, 1), closed(0), LOST],
+        [opened("r2", n=2), one(1, 0), one(1, 1), one(0, 0), one(0, 1), closed(0), LOST],
+        [opened("r3", n=2), one(0, 0), one(0, 1), closed(0), one(1, 0), one(1, 1), one(1, 2), closed(1)],
+    )
+    assert taken(fake, asked(None, n=2, idempotency_key="k")) == [
+        opened(n=2).event, one(0, 0).event, one(1, 0).event, one(0, 1).event, closed(0).event, one(1, 1).event,
+        one(1, 2).event, closed(1).event,
+    ]  # fmt: skip
+    assert [(method, args[2]) for method, _, args in fake.calls[1:]] == [("follow_turn", None)] * 2

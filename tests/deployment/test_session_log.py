@@ -61,6 +61,7 @@ _FIELDS: dict[str, Any] = {
     "reproducible": st.booleans(),
     "stop": st.lists(_text, max_size=2).map(tuple),
     "include_stop": st.booleans(),
+    "n": st.integers(1, 8),
     "logprobs": st.none() | st.integers(0, 20),
     "logprobs_mode": st.sampled_from(["raw_logprobs", "processed_logprobs"]),
     "thinking_budget": st.none() | st.integers(0, 99),
@@ -77,7 +78,7 @@ _FIELDS: dict[str, Any] = {
     "idempotency_key": st.none() | st.text(string.printable, min_size=1, max_size=9),
 }
 _NOT_LOGGED = {
-    "turn": "the record's own", "key": "the log's own", "tenant": "the log's own", "n": "1 in a session",
+    "turn": "the record's own", "key": "the log's own", "tenant": "the log's own",
     "must_exist": "was so", "repeated": "says who asked", "hint": "none with a session", "resumed": "the log has them",
     "accept_durable": "was so", "follows": "was so", "store": "the set's own",
     "draws": "the record has the seed",
