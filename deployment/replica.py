@@ -45,6 +45,7 @@ from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
 from deployment.router import LANES_FREE
+from deployment.scaling import RECENT_SECONDS, Demand
 from deployment.session import Session
 from deployment.session_desk import SessionDesk
 from deployment.settings import AppArgs
@@ -121,7 +122,7 @@ class EngineReplica:
         creating = Creating(self._service, self._keeper)
         forking = Forking(self._service, self._keeper, creating)
         self._sessions = SessionDesk(self._id, self._keeper, creating, forking, self._state_limit, self._turns)
-        self._lanes = args.lanes
+        self._lanes, self._store_bytes = args.lanes, args.host_store_bytes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
             self._id,
@@ -185,6 +186,11 @@ class EngineReplica:
     async def record_routing_stats(self) -> dict[str, int]:
         """For the routers, which Serve gives it to."""
         return {LANES_FREE: self._load().lanes_free}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `deployment/scaling.py`, which Serve gives it to."""
+        kept = self._keeper.copies.recent_bytes(time.time() - RECENT_SECONDS)
+        return Demand(self._lanes, self._turns.lanes_wanted, kept, self._cluster.node, self._store_bytes).told()
 
     # ------------------------------------------------------------------------------------------------ turns
 

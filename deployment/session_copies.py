@@ -230,6 +230,11 @@ class SessionCopies:
         """What each of its copies takes, of a turn's own session its log."""
         return self._owned.logged(session.key) if session.keyed else len(session.newest.document)
 
+    def recent_bytes(self, since: float) -> int:
+        """What one copy takes of each session that has a turn, or had one since then."""
+        recent = (one for one in self._sessions.values() if one.running is not None or one.rests_since >= since)
+        return sum(map(self.bytes_of, recent))
+
     def _resting(self) -> list[Session]:
         """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or
         else the log of a turn that is over, which somebody may still ask for."""

@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeApplicationSchema
 
-from deployment.app import leaving_seconds
+from deployment.app import MOVE_BYTES_PER_SECOND, leaving_seconds
 from deployment.replica import STUCK_END_SECONDS
+from deployment.scaling import replicas_wanted
 from deployment.settings import AppArgs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +32,13 @@ def test_every_setting_that_it_names_is_one():
     assert names > of_serve and names - of_serve <= set(AppArgs.model_fields)
     assert f"ends itself {STUCK_END_SECONDS:g} s later" in PAGE
     assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
+
+
+def test_who_says_how_soon_replicas_come_names_our_policy_again():
+    (shown,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "autoscaling_config" in text]
+    (engines,) = ServeApplicationSchema.model_validate({"import_path": "a.b", **yaml.safe_load(shown)}).deployments
+    policy = AutoscalingConfig.model_validate(engines.autoscaling_config).policy
+    assert policy.get_policy().__code__ == replicas_wanted.__code__
 
 
 @pytest.mark.parametrize("gib", [1, 64, 256])

@@ -74,7 +74,7 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     a = world.replicas["a"]
     replica = EngineReplica.__new__(EngineReplica)
     replica._id, replica._model, replica._service, replica._keeper = "a", "demo", a.service, a.keeper
-    replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
+    replica._lanes, replica._store_bytes, replica._started, replica._turns = 4, 4096, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
     replica._drainer = Drainer(a.keeper)
