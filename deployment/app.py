@@ -15,9 +15,9 @@ from deployment.settings import AppArgs
 LEAST_LEAVING_SECONDS = 20.0
 """Serve's own default: what a replica has that holds next to nothing."""
 
-MOVE_BYTES_PER_SECOND = 0.5e9
-"""What sessions move at, assumed: 10 Gbit/s between two nodes, of which they get two fifths. Between replicas of one
-node, and to a GPU, it is more."""
+MOVE_BYTES_PER_SECOND = 0.2e9
+"""What sessions move at, below the slowest of the moves in `bench/results/moves.cpu.json` whose state was hashed on its
+way, as it is between nodes. That is a core's work: a network of 10 Gbit/s, and a GPU, take more."""
 
 CUT_SECONDS = 10.0
 """From the end of an ingress's streams to its own: the directory's and the ingress's looks at Serve, and a slow end."""

@@ -44,6 +44,14 @@ def test_who_says_how_soon_replicas_come_names_our_policy_again():
 @pytest.mark.parametrize("gib", [1, 64, 256])
 def test_a_replica_has_as_long_to_leave_as_it_says(gib: int):
     assert re.search(rf"\b{leaving_seconds(gib << 30):.0f} s\s+of\s+{gib} GiB", PAGE)
+    assert f"at {MOVE_BYTES_PER_SECOND / 1e9:g} GB/s" in PAGE
+
+
+def test_moves_with_hashed_state_were_measured_at_what_it_says():
+    rows = json.loads((ROOT / "bench/results/moves.cpu.json").read_text())["rows"]
+    (hashed,) = [row for row in rows if row["what"].endswith(", hashed")]
+    worst, usual = (hashed["bytes_in_pause"] / hashed["seconds"][name] / 1e9 for name in ("stands_p99", "stands_p50"))
+    assert f"({worst:.2f} to {usual:.2f} GB/s on one CPU core" in PAGE
 
 
 def test_sizes_and_times_of_a_session_are_measured_ones():

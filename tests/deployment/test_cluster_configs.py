@@ -12,6 +12,7 @@ import yaml
 from ray import __version__ as ray_version
 from ray.serve.schema import ServeDeploySchema
 
+from deployment.app import leaving_seconds
 from deployment.settings import AppArgs
 
 CONFIGS = Path(__file__).parents[2] / "deployment" / "configs"
@@ -59,6 +60,13 @@ def test_host_stores_have_shared_memory_that_the_pods_limit_counts(service: dict
     assert mounts["shm"] == "/dev/shm" and shm["emptyDir"]["medium"] == "Memory"
     assert application["args"]["host_store_bytes"] < room
     assert room < gibibytes(worker["containers"][0]["resources"]["limits"]["memory"])
+
+
+def test_a_pod_has_as_long_to_end_as_its_replica_to_give_its_sessions_away(
+    service: dict[str, Any], pods: list[dict[str, Any]]
+):
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    assert pods[1]["terminationGracePeriodSeconds"] >= leaving_seconds(application["args"]["host_store_bytes"])
 
 
 def test_every_volume_that_is_mounted_is_there(pods: list[dict[str, Any]]):
