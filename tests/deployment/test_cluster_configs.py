@@ -75,6 +75,19 @@ def test_every_volume_that_is_mounted_is_there(pods: list[dict[str, Any]]):
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == there
 
 
+def test_the_block_of_an_external_redis_is_one_when_it_is_uncommented(service: dict[str, Any]):
+    text = (CONFIGS / "kubernetes" / "rayservice.yaml").read_text()
+    before, block = text.split("    # gcsFaultToleranceOptions:")
+    commented, rest = block.split("    headGroupSpec:")
+    lines = [line.replace("    # ", "    ", 1) for line in commented.splitlines()]
+    changed = before + "    gcsFaultToleranceOptions:" + "\n".join(lines) + "\n    headGroupSpec:" + rest
+    cluster = yaml.safe_load(changed)["spec"]["rayClusterConfig"]
+    redis = cluster.pop("gcsFaultToleranceOptions")
+    assert cluster == service["rayClusterConfig"], "nothing else changes"
+    assert redis.keys() == {"redisAddress", "redisPassword", "externalStorageNamespace"}
+    assert redis["redisPassword"]["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
+
+
 @pytest.mark.parametrize(
     ("asked", "given"),
     [

@@ -93,10 +93,12 @@ class Hand:
 
     # -------------------------------------------------------------------------------------------- owners
 
-    def owner(self, replica: str, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
+    def owner(
+        self, replica: str, offered_by: str | None = None, first: Numbered | None = None, key: SessionKey = KEY
+    ) -> Owner:
         self._tenures += 1
         standing = self.standings.setdefault(replica, Standing())
-        self.owners.append(Owner(KEY, replica, f"tenure-{self._tenures}", standing, offered_by, first))
+        self.owners.append(Owner(key, replica, f"tenure-{self._tenures}", standing, offered_by, first))
         self.see(self.owners[-1])
         return self.owners[-1]
 
