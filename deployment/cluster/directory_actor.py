@@ -15,6 +15,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, has_other_directories, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
+from deployment.cluster.strangers import let_in
 from deployment.durable_place import default_place
 from deployment.durable_store import open_place
 from deployment.engine.log_lines import LogOptions, log_to_stderr
@@ -95,7 +96,7 @@ class DirectoryActor:
         self._replicas: dict[str, Replica] = {}
         self._fleet = Fleet()
         self._stopping: set[str] = set()
-        self._alone = False
+        self._alone = self._warned = False
         self._watching: asyncio.Task[None] | None = None
         # A constructor has no event loop, and after a restart nobody might call for long.
         ray.get_runtime_context().current_actor.watch.remote()
@@ -240,6 +241,9 @@ class DirectoryActor:
 
     async def _look_around(self) -> None:
         nodes: Any = await asyncio.to_thread(ray.nodes)
+        if not self._warned and (why := let_in(nodes)) is not None:
+            self._warned = True
+            log.warning("%s", why)
         for node in nodes:
             if not node["Alive"]:
                 self._directory.node_died(node["NodeID"], time.monotonic())

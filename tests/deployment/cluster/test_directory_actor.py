@@ -1,31 +1,39 @@
-"""The directory's actor, without Ray: whom it takes for gone."""
+"""The directory's actor, without Ray: whom it takes for gone, and what it writes into its log."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 
-from deployment.cluster import directory_actor
+from deployment.cluster import directory_actor, strangers
 from deployment.cluster.directory_actor import DirectoryActor
 from deployment.cluster.fleet import Load
 from deployment.engine.log_lines import LogOptions
 from tests.ownership.fake_storage import FakeValues
 
 
+def made(patch: pytest.MonkeyPatch, values: FakeValues, durable: str | None = None) -> Any:
+    """A directory of the cluster that has these values."""
+    context = SimpleNamespace(current_actor=SimpleNamespace(watch=SimpleNamespace(remote=lambda: None)))
+    patch.setattr("ray.get_runtime_context", lambda: context)
+    patch.setattr(directory_actor, "GcsValues", lambda: values)
+    patch.setattr(directory_actor, "log_to_stderr", lambda form, level: None)
+    patch.setattr(directory_actor, "MAIL_SECONDS", 0.01)
+    actor: Any = DirectoryActor
+    return actor.__ray_metadata__.modified_class("app", durable, None, LogOptions())
+
+
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    context = SimpleNamespace(current_actor=SimpleNamespace(watch=SimpleNamespace(remote=lambda: None)))
-    values = FakeValues()
-    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
-    monkeypatch.setattr(directory_actor, "GcsValues", lambda: values)
-    monkeypatch.setattr(directory_actor, "log_to_stderr", lambda form, level: None)
-    monkeypatch.setattr(directory_actor, "MAIL_SECONDS", 0.01)
-    made: Any = DirectoryActor
-    return made.__ray_metadata__.modified_class("app", None, None, LogOptions())
+    return made(monkeypatch, FakeValues())
 
 
 class Handle:
@@ -55,3 +63,45 @@ def test_a_replica_that_is_unreachable_for_a_moment_is_not_gone(directory: Any, 
         assert await directory.is_lost("r1") == gone
 
     asyncio.run(steps())
+
+
+@pytest.mark.parametrize(
+    ("mode", "addresses", "warns"),
+    [
+        ("disabled", ["127.0.0.1", "192.0.2.10"], True),
+        ("disabled", ["head.example.org"], True),
+        ("disabled", ["127.0.0.1", "::1", "localhost"], False),
+        ("token", ["192.0.2.10"], False),
+    ],
+)
+def test_a_cluster_that_lets_strangers_run_code_is_said_to_once(
+    directory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    mode: str, addresses: list[str], warns: bool,
+):  # fmt: skip
+    monkeypatch.setattr(strangers, "is_token_auth_enabled", lambda: mode == "token")
+    nodes = [{"NodeID": name, "NodeManagerAddress": name, "Alive": True} for name in addresses]
+    left = {"NodeID": "left", "NodeManagerAddress": "192.0.2.99", "Alive": False}
+    monkeypatch.setattr("ray.nodes", lambda: [*nodes, left])
+
+    async def steps() -> None:
+        for _ in range(3):
+            await directory._look_around()
+
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        asyncio.run(steps())
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == warns and all("RAY_AUTH_MODE=token" in one and addresses[-1] in one for one in told)
+
+
+def test_whether_ray_has_a_token_is_what_its_environment_says(monkeypatch: pytest.MonkeyPatch):
+    """Ray reads it once; so in a process of its own."""
+    asks = "from deployment.cluster.strangers import let_in; "
+    asks += "print(let_in([{'NodeManagerAddress': '192.0.2.1', 'Alive': True}]))"
+
+    def told(mode: str) -> str:
+        environment = os.environ | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64}
+        return subprocess.run(
+            [sys.executable, "-c", asks], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert told("token") == "None\n" and "192.0.2.1 can run code" in told("disabled")
