@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import shutil
@@ -156,3 +157,23 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_in_one_line(
         LaunchError, match=r"^no Ray cluster answers at 'auto': (nobody there|timed out during startup\.)$"
     ):
         take_down("app", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ((12, "/kept/here"), "resumed 12 sessions from /kept/here\n"),
+        ((0, "/kept/here"), "sessions are kept in /kept/here\n"),
+        (None, ""),
+    ],
+)
+def test_who_starts_a_server_reads_how_many_sessions_it_goes_on_with(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[int, str] | None, line: str
+):
+    monkeypatch.setattr("deployment.preflight.keep_ray_on_loopback", lambda: None)
+    monkeypatch.setattr("deployment.local.running", lambda *_, **__: contextlib.nullcontext("http://127.0.0.1:1"))
+    monkeypatch.setattr("deployment.local.resumed", lambda app: found if app == "mine" else None)
+    monkeypatch.setattr("deployment.local.until_interrupted", lambda: None)
+    result = command("serve", "--app", "mine")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{line}demo is served at http://127.0.0.1:1/v1 by 2 replicas.")

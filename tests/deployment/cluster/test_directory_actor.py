@@ -17,6 +17,7 @@ from deployment.cluster import directory_actor, strangers
 from deployment.cluster.directory_actor import DirectoryActor
 from deployment.cluster.fleet import Load
 from deployment.engine.log_lines import LogOptions
+from deployment.ownership.words import Epoch, Order, SessionKey
 from tests.ownership.fake_storage import FakeValues
 
 
@@ -105,3 +106,25 @@ def test_whether_ray_has_a_token_is_what_its_environment_says(monkeypatch: pytes
         ).stdout
 
     assert told("token") == "None\n" and "192.0.2.1 can run code" in told("disabled")
+
+
+@pytest.mark.parametrize("count", [12, 0])
+def test_how_many_sessions_a_new_cluster_goes_on_with_is_in_the_log_and_told_and_only_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, count: int
+):
+    kept = [(SessionKey("t" * 64, f"s{number}"), Order(Epoch(5, 1), 1)) for number in range(count)]
+    monkeypatch.setattr(directory_actor, "_durable_sessions", lambda place, key_env: kept)
+
+    async def scanned(directory: Any) -> Any:
+        scanning = asyncio.create_task(directory._scan_durable())
+        resumed = await directory.resumed()
+        scanning.cancel()
+        return resumed
+
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        values = FakeValues()
+        assert asyncio.run(scanned(made(monkeypatch, values, "/kept/here"))) == (count, "/kept/here")
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ([f"resumed {count} sessions from /kept/here"] if count else [])
+        assert asyncio.run(scanned(made(monkeypatch, values, "/kept/here"))) is None, "it was only started again"
+    assert [record.getMessage() for record in caplog.records] == said
