@@ -248,7 +248,8 @@ class TurnDesk:
         if session is not None and over is None:
             session.running = held
             self._keeper.copies.turn_began(session)
-        self._table.add(held)
+        ended = courses[0].ended if over is not None else None
+        self._table.add(held, None if ended is None else max(0.0, self._unix() - ended.at))
         return held
 
     def _ended(
