@@ -135,7 +135,7 @@ class Replica(Process):
             given = hosted.given.epoch if hosted.given else None
             holds = hosted.making.holds if hosted.making else None
             claim = Claim(key, self.name, hosted.owner.tenure, self.node, given, hosted.anew, holds)
-            self.cluster.to_directory(self.node, "claim", claim)
+            self.say(self.cluster.to_directory, self.node, "claim", claim)
         if not (hosted.opened and hosted.owner.settled) or hosted.turn or hosted.fetching or hosted.making:
             return
         if hosted.requests:
@@ -231,7 +231,7 @@ class Replica(Process):
                 self.cluster.refused.add(key)
             if isinstance(message, Taken):
                 for what in hosted.requests:
-                    self.cluster.to_replica(self.node, message.owner, (key, what))
+                    self.say(self.cluster.to_replica, self.node, message.owner, (key, what))
 
     def store_says(self, answer: FromStore) -> None:
         hosted = self.hosted.get(answer.key)
@@ -247,11 +247,11 @@ class Replica(Process):
             if send.to == HERE:
                 self._owner_says(send.message)  # pyright: ignore[reportArgumentType]
             elif send.to == DIRECTORY:
-                self.cluster.to_directory(self.node, "told", send.message)
+                self.say(self.cluster.to_directory, self.node, "told", send.message)
             elif isinstance(send.to, Peer):
-                self.cluster.to_replica(self.node, send.to.replica, send.message)
+                self.say(self.cluster.to_replica, self.node, send.to.replica, send.message)
             elif isinstance(send.to, Member):
-                self.cluster.to_store(self, send.to, send.message)  # pyright: ignore[reportArgumentType]
+                self.say(self.cluster.to_store, self, send.to, send.message)
 
     def _owner_says(self, message: ToReplica) -> None:
         hosted = self.hosted.get(message.key)
@@ -399,7 +399,7 @@ class Replica(Process):
                 self._made(key, hosted, hosted.making)
             if key in self.hosted:
                 self._go_on(key, self.hosted[key])
-        self.cluster.to_directory(self.node, "renew", self.name, self.node, tuple(reports))
+        self.say(self.cluster.to_directory, self.node, "renew", self.name, self.node, tuple(reports))
 
 
 def _lacks_image(records: list[Record]) -> bool:

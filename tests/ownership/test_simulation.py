@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.ownership.cluster import run
-from tests.ownership.faults import FAULTS
+from tests.ownership.faults import FAULTS, FIRST_FAULTS
 
 SOAK_SCHEDULES = 100_000
 CI_SCHEDULES = 2_000
@@ -43,23 +43,23 @@ def test_no_schedule_of_very_many_breaks_a_promise():
 
 def test_joiner_of_a_forked_session_gets_the_image_that_its_log_begins_with():
     """Its log goes back to the session's beginning, and still does not say all."""
-    run(202_015)
+    run(202_015, faults=FIRST_FAULTS)
 
 
 def test_owner_that_waits_for_a_store_of_its_old_set_is_granted_again_by_a_directory_that_never_granted_it():
     """The stores tell a new directory the set by its name, and not whose machine it is that still waits."""
-    run(202_677)
+    run(202_677, faults=FIRST_FAULTS)
 
 
 def test_owner_that_dies_while_it_gives_a_session_new_copies_leaves_it_lost_and_not_empty():
-    run(300_309)
+    run(300_309, faults=FIRST_FAULTS)
 
 
 @pytest.mark.parametrize("seed", [602_703, 704_006, 706_717])
 def test_owner_that_nobody_could_seal_publishes_nothing_beside_who_began_its_session_anew(seed: int):
     """What it published before is lost, which its client is told; where the directory never heard of it, that it is
     not there."""
-    run(seed)
+    run(seed, faults=FIRST_FAULTS)
 
 
 def test_a_seed_plays_the_same_schedule_again():
