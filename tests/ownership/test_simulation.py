@@ -9,8 +9,15 @@ from collections import Counter
 
 import pytest
 
-from tests.ownership.cluster import run
-from tests.ownership.faults import FAULTS, FIRST_FAULTS
+from tests.ownership.cluster import Cluster, Fault, run
+from tests.ownership.faults import (
+    FAULTS,
+    FIRST_FAULTS,
+    stall_directory,
+    stall_directory_over_a_word,
+    stall_replica,
+    stall_replica_over_a_word,
+)
 
 SOAK_SCHEDULES = 100_000
 CI_SCHEDULES = 2_000
@@ -60,6 +67,16 @@ def test_owner_that_nobody_could_seal_publishes_nothing_beside_who_began_its_ses
     """What it published before is lost, which its client is told; where the directory never heard of it, that it is
     not there."""
     run(seed, faults=FIRST_FAULTS)
+
+
+@pytest.mark.parametrize(
+    "stall", [stall_directory, stall_directory_over_a_word, stall_replica, stall_replica_over_a_word]
+)
+def test_where_only_who_listens_stalls_no_copy_is_given_up(stall: Fault):
+    """It hears afterwards what it was told meanwhile."""
+    for seed in range(25):
+        cluster = Cluster(seed, faults=[stall])
+        assert cluster.play().faults[stall.__name__] and not cluster.registry.void()
 
 
 def test_a_seed_plays_the_same_schedule_again():
