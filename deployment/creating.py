@@ -46,7 +46,10 @@ class Creating:
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
                 await self._keeper.ending.abandon(session)
                 raise
-            session.moving = False
+            try:
+                await self._make_durable(session)
+            finally:
+                session.moving = False
 
     async def empty(self, key: SessionKey, alone: bool = False) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
@@ -78,7 +81,13 @@ class Creating:
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
                 await self._keeper.ending.abandon(session)
                 raise
+            await self._make_durable(session)
             return session
+
+    async def _make_durable(self, session: Session) -> None:
+        """What it begins with would else be nowhere but in this cluster until its first turn ends."""
+        if session.ledger:
+            await self._keeper.copies.make_durable(session)
 
     async def _taken_new(self, key: SessionKey, alone: bool = False) -> Opened:
         """RequestError (409) if there is such a session, whoever has it and even if nobody does."""

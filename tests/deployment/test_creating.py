@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from deployment.durable_copies import DurableCopies
 from deployment.engine.commands import Command, Export, Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.errors import RequestError
@@ -32,6 +33,28 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         fresh, _ = await get(world, "b", empty_key, must_exist=True)
         assert fresh.created and fresh.ledger == ()
         assert (await refused(world.replicas["b"].creating.empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def test_what_a_session_begins_with_is_durable_before_its_first_turn(monkeypatch: pytest.MonkeyPatch):
+    durable: list[Session] = []
+
+    async def made_durable(_: DurableCopies, session: Session) -> None:
+        durable.append(session)
+
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        parent = await turn(world, "a", 1, 2, 3)
+        hidden = await a.creating.empty(SessionKey(KEY.tenant, "hidden"), alone=True)
+        monkeypatch.setattr(DurableCopies, "turn_ended", made_durable)
+        async with a.creating.of_past(SessionKey(KEY.tenant, "child"), parent.record(), parent) as child:
+            pass
+        imported = await a.creating.imported(SessionKey(KEY.tenant, "imported"), packed(parent.record(), False))
+        async with a.creating.of_past(SessionKey(KEY.tenant, "its child"), parent.record(), hidden):
+            pass
+        await a.creating.empty(SessionKey(KEY.tenant, "empty"))
+        assert durable == [child, imported] and all(one.free for one in durable)
 
     run(steps)
 
