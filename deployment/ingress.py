@@ -24,6 +24,7 @@ from deployment.cluster.transport import Cluster
 from deployment.console.files import PAGE, console_file
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.leaving_clients import LeavingClients
 from deployment.logs import set_up
 from deployment.metrics.page import CONTENT_TYPE
 from deployment.metrics.scrape import scraped
@@ -90,6 +91,7 @@ api.add_middleware(
     tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
     refusal=_refusal,
 )
+api.add_middleware(LeavingClients)
 api.add_middleware(PathNames)  # the outermost: who asks for a path without a key is told by the path that is served
 
 
