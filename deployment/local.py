@@ -77,10 +77,7 @@ def running(
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with contextlib.ExitStack() as stack:
         if quiet:
-            # Ray tells the driver of every process that dies, whatever its log level.
-            sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stderr(sink))
-            stack.enter_context(contextlib.redirect_stdout(sink))
+            stack.enter_context(_silenced())
         if address is None and args.durable == DEFAULT_PLACE:
             stack.enter_context(held(default_place(app)))
         stack.callback(_disconnect, app, address)
@@ -92,6 +89,17 @@ def until_interrupted() -> None:
     """Waits for Ctrl-C, which here is how things are meant to end."""
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Ray tells the driver of every process that dies, whatever its log level."""
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as sink,
+        contextlib.redirect_stderr(sink),
+        contextlib.redirect_stdout(sink),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -117,7 +125,8 @@ def _uninterrupted() -> Iterator[None]:
 def _disconnect(app: str, address: str | None) -> None:
     if not ray.is_initialized():
         return
-    with _uninterrupted():
+    # Of a cluster that ends with this process nobody need hear how its parts end.
+    with _uninterrupted(), _silenced() if address is None else contextlib.nullcontext():
         with contextlib.suppress(Exception):  # what is left goes down with the cluster
             serve.delete(app)
             remove(app)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from deployment import cli
 from deployment.cli import app
-from deployment.local import LaunchError, _uninterrupted, port_is_free, take_down, why_not
+from deployment.local import LaunchError, _disconnect, _uninterrupted, port_is_free, take_down, why_not
 from model import DEMO
 
 
@@ -142,6 +142,22 @@ def test_ctrl_c_waits_until_ray_has_started_or_ended_whole():
     with pytest.raises(KeyboardInterrupt):
         start()
     assert done
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_how_the_parts_of_its_own_cluster_end_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str | None
+):
+    def tells(*_: object) -> None:
+        print("Task ServeController.graceful_shutdown failed", file=sys.stderr)
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.serve.delete", tells)
+    monkeypatch.setattr("ray.serve.shutdown", tells)
+    monkeypatch.setattr("ray.shutdown", tells)
+    monkeypatch.setattr("deployment.local.remove", tells)
+    _disconnect("app", address)
+    assert ("failed" in capsys.readouterr().err) is (address is not None)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("nobody there"), Exception("timed out during startup.\nMore of it")])
