@@ -142,7 +142,6 @@ def turn_request(body: TurnBody, mode: Literal["history", "append"], asking: Ask
         thinking_budget=body.thinking_budget,
         enable_thinking=body.thinks,
         preserve_thinking=body.chat_template_kwargs.preserve_thinking if body.chat_template_kwargs else None,
-        grammar=body.response_format.grammar if body.response_format else None,
         tools=tool_use(body),
         continues=_continues(body, mode),
     )
@@ -175,7 +174,7 @@ def tool_use(body: TurnBody) -> ToolUse | None:
         if choice in ("none", "auto"):
             return None
         raise invalid("tool_choice: needs tools to choose from", "tool_choice")
-    if body.response_format and body.response_format.grammar and choice != "none":
+    if body.grammar and choice != "none":
         message = 'response_format: an answer that may be a call has no other form; set tool_choice to "none"'
         raise invalid(message, "response_format")
     source = json.dumps(body.tools, ensure_ascii=False)
@@ -192,7 +191,7 @@ def completion_requests(body: CompletionBody, asking: Asking) -> list[TurnReques
     if asking.key is not None:
         message = "x-session-id: a text completion belongs to no session; use /v1/chat/completions, or prompt_cache_key"
         raise invalid(message, "x-session-id")
-    if body.stream and (len(body.prompts) > 1 or body.max_tokens == 0):
+    if body.stream and (len(body.prompts) > 1 or body.wanted == 0):
         raise invalid("stream: is possible for one prompt and at least one token; leave it out", "stream")
     turns: list[TurnRequest] = []
     for index, prompt in enumerate(body.prompts):
@@ -248,4 +247,5 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         stop=tuple(body.stop or ()),
         include_stop=body.include_stop_str_in_output,
         n=body.n or 1,
+        grammar=body.grammar,
     )

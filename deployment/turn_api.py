@@ -77,7 +77,7 @@ class TurnApi:
         body = parse(CompletionBody, document)
         self.check_model(body.model)
         turns = completion_requests(body, asking_of(request, document))
-        shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.max_tokens != 0)
+        shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.wanted != 0)
         if len(turns) == 1:
             return await self._take(_Asked(turns[0], body.stream, body.usage_told), shown)
         answers = [asyncio.create_task(self._whole(turn, shown)) for turn in turns]

@@ -78,6 +78,13 @@ def test_no_tokens_are_generated_where_none_are_wanted(client: httpx.Client):
     assert choice["logprobs"]["text_offset"][-1] == len(text) - len(choice["logprobs"]["tokens"][-1])
 
 
+def test_the_answer_of_a_text_completion_has_the_format_that_was_asked_for(client: httpx.Client):
+    asked = {"type": "json_schema", "json_schema": {"schema": {"enum": ["Rome", "Oslo"]}}}
+    choice = complete(client, TEXT, response_format=asked, max_completion_tokens=30)["choices"][0]
+    assert json.loads(choice["text"]) in ("Rome", "Oslo") and choice["finish_reason"] == "stop"
+    assert complete(client, TEXT, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
 def test_several_prompts_have_their_answers_in_order(client: httpx.Client):
     prompts = [tokens(client, text) for text in ("3, 5, 7,", "One day", "2, 4, 6,", "Once")]
     alone = [complete(client, prompt, max_tokens=5) for prompt in prompts]

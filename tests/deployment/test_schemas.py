@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from deployment.anthropic_messages.schema import MessagesBody
 from deployment.body_reading import parse
+from deployment.completion_schema import CompletionBody
 from deployment.engine.commands import Grammar
 from deployment.errors import RequestError
 from deployment.json_reading import MAX_DEPTH, read_json
-from deployment.schemas import MigrateBody, TurnBody
+from deployment.openai_responses.schema import ResponsesBody
+from deployment.request_reading import Asking, completion_requests
+from deployment.schemas import TELL_ONLY, AnswerBody, MigrateBody, TurnBody
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -107,6 +111,72 @@ def test_a_field_that_nobody_knows_is_ignored_but_not_one_that_would_change_the_
     assert parse(TurnBody, HELLO | {"provider": {"order": []}, "temprature": 1}) == parse(TurnBody, HELLO)
     with pytest.raises(RequestError, match="guided_json"):
         parse(TurnBody, HELLO | {"guided_json": {}})
+
+
+KINDS: list[tuple[type[AnswerBody], dict[str, Any]]] = [
+    (CompletionBody, {"prompt": "3, 5,"}),
+    (ResponsesBody, {"input": "Hello"}),
+    (MessagesBody, HELLO | {"model": "demo", "max_tokens": 5}),
+]
+"""The other bodies that ask for an answer, and what each must have."""
+
+LACKING = [
+    (kind, needed, name)
+    for kind, needed in KINDS
+    for name in TurnBody.model_fields
+    if name not in kind.model_fields and name not in TELL_ONLY
+]
+
+
+@pytest.mark.parametrize(("kind", "needed", "name"), LACKING)
+def test_what_only_a_chat_honours_is_refused_by_name_elsewhere(
+    kind: type[AnswerBody], needed: dict[str, Any], name: str
+):
+    default = TurnBody.model_fields[name].get_default()
+    said = default if name != "messages" else None
+    assert parse(kind, needed | {name: said}) == parse(kind, needed), "what is left out"
+    with pytest.raises(RequestError) as caught:
+        parse(kind, needed | {name: "other"})
+    assert caught.value.refused.param == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed", "asked"),
+    [
+        (*KINDS[1], {"seed": 7}),
+        (*KINDS[1], {"stop": ["x"]}),
+        (*KINDS[1], {"top_k": 5}),
+        (*KINDS[1], {"n": True}),
+        (*KINDS[2], {"response_format": {"type": "json_object"}}),
+        (*KINDS[2], {"seed": 0}),
+        (*KINDS[2], {"guided_json": {}}),
+        (*KINDS[0], {"thinking_budget": 0}),
+    ],
+)
+def test_a_control_of_another_interface_is_refused(
+    kind: type[AnswerBody], needed: dict[str, Any], asked: dict[str, Any]
+):
+    with pytest.raises(RequestError) as caught:
+        parse(kind, needed | asked)
+    assert [caught.value.refused.param] == list(asked)
+
+
+@pytest.mark.parametrize(("kind", "needed"), KINDS)
+def test_values_that_ask_for_nothing_and_fields_that_nobody_knows_are_accepted_everywhere(
+    kind: type[AnswerBody], needed: dict[str, Any]
+):
+    neutral = {"n": 1, "stop": [], "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
+    told = {"stream_options": {"include_usage": True}, "user": "me", "temprature": 1}
+    body = parse(kind, needed | neutral | told)
+    assert body.model_dump(include={*needed}) == parse(kind, needed).model_dump(include={*needed})
+
+
+def test_a_text_completion_has_a_format_and_the_newer_name_of_its_budget():
+    body = parse(CompletionBody, {"prompt": "x", "response_format": {"type": "json_object"}})
+    assert body.grammar == Grammar("json_object") and body.wanted == 16
+    assert parse(CompletionBody, {"prompt": "x", "max_tokens": 5, "max_completion_tokens": 0}).wanted == 0
+    (turn,) = completion_requests(body, Asking("t"))
+    assert turn.grammar == Grammar("json_object")
 
 
 @pytest.mark.parametrize(
