@@ -20,7 +20,7 @@ from deployment.completion_format import CompletionFormat, merged
 from deployment.completion_schema import CompletionBody
 from deployment.content_parts import PartReader, chat_part
 from deployment.errors import Refused, RequestError
-from deployment.event_ids import parse_event_id
+from deployment.event_ids import EventId, parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
 from deployment.media_intake import MediaIntake
@@ -94,7 +94,7 @@ class TurnApi:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
+        return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after)
 
     def events(self, turn: TurnRequest, streamed: bool) -> Bounded:
         """A turn's events, from its first to its last; a refusal is one. `streamed`: the client gets them one by
@@ -134,7 +134,7 @@ class TurnApi:
         return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
-        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage, True)
+        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage)
 
     async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
         """RequestError where there is no whole answer."""
@@ -167,11 +167,13 @@ async def told_whole(opened: Opened, events: Bounded) -> Choices:
     return choices
 
 
-async def _answer(events: Bounded, shown: Format, stream: bool, usage: UsageTold, from_start: bool) -> Response:
+async def _answer(
+    events: Bounded, shown: Format, stream: bool, usage: UsageTold, after: EventId | None = None
+) -> Response:
     opened = await begun(events)
     written = shown(opened)
     headers = written.answer.headers
     if stream:
-        parts = chunks(written, events, from_start=from_start, usage=usage)
+        parts = chunks(written, events, after=after, usage=usage)
         return StreamingResponse(kept_alive(parts), media_type="text/event-stream", headers=headers)
     return JSONResponse(written.whole(await told_whole(opened, events)), headers=headers)
