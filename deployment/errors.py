@@ -52,6 +52,9 @@ class RequestError(Exception):
         self.refused = Refused(status, code, message, param)
 
 
+TURN_CANCELLED = Refused(409, "turn_cancelled", "the turn was cancelled")
+
+
 def invalid(message: str, param: str | None = None) -> RequestError:
     return RequestError(400, engine.INVALID_REQUEST, message, param)
 

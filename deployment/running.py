@@ -20,7 +20,7 @@ from deployment.engine.commands import Cancel, Submit, Suspend, TokenLogprob
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Captured, Failed, Finished, PromptLogprobs, Round, Started, Suspended, Tokens
 from deployment.engine.service import EngineService
-from deployment.errors import Refused, RequestError, of_engine
+from deployment.errors import TURN_CANCELLED, Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.parsing.turn_text import Said
 from deployment.session import Session
@@ -190,7 +190,7 @@ class RunningTurn:
                     self._begin_again()
                     closed = await self._finish(event)
                     # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
-                    return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
+                    return closed if self._started else TURN_CANCELLED
                 case Failed():
                     await self._keep_of_failed(event)
                     return of_engine(event.code, event.message, event.param)

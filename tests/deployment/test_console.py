@@ -222,7 +222,6 @@ def test_a_stream_that_breaks_goes_on_after_the_event_that_was_had_last(page: An
 
 
 def test_who_is_sent_on_goes_on_after_what_was_had_whatever_the_event_says_of_it(page: Any):
-    page.refresh()
     page.execute_script(SENT_ON)
     assert say(page, COUNT) == COUNTED
     (after,) = page.execute_script("return window.resumed")
