@@ -141,13 +141,13 @@ def turn_request(body: TurnBody, mode: Literal["history", "append"], asking: Ask
         logprobs=body.alternatives,
         thinking_budget=body.thinking_budget,
         enable_thinking=body.thinks,
-        preserve_thinking=body.chat_template_kwargs.preserve_thinking if body.chat_template_kwargs else None,
+        preserve_thinking=body.preserves_thinking,
         tools=tool_use(body),
-        continues=_continues(body, mode),
+        continues=continues(body, mode),
     )
 
 
-def _continues(body: TurnBody, mode: Literal["history", "append"]) -> bool:
+def continues(body: TurnBody, mode: Literal["history", "append"]) -> bool:
     """Raises RequestError (400) where there is nothing to go on with."""
     if not body.continue_final_message:
         if body.add_generation_prompt is False:

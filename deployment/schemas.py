@@ -322,6 +322,11 @@ class TurnBody(GenerationBody):
         return options.enable_thinking
 
     @property
+    def preserves_thinking(self) -> bool | None:
+        """Whether earlier thinking stays in the prompt. None: as its template has it."""
+        return self.chat_template_kwargs.preserve_thinking if self.chat_template_kwargs else None
+
+    @property
     def alternatives(self) -> int | None:
         """How many are told beside each token's log-probability; None: none is told."""
         return (self.top_logprobs or 0) if self.logprobs else None
