@@ -30,7 +30,7 @@ from deployment.metrics.scrape import scraped
 from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
 from deployment.openapi.document import document
-from deployment.path_names import PathNames
+from deployment.path_names import PathNames, route_path
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.schemas import StreamOptions
@@ -49,7 +49,7 @@ api = FastAPI(openapi_url=None)
 def _refusal(request: HTTPConnection, refused: Refused) -> JSONResponse:
     """In the form of the interface that was asked; counted by the ingress whose request it is."""
     serve.get_replica_context().servable_object.metrics.refused(refused)
-    return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
+    return messages_refusal(refused) if route_path(request.scope).startswith("/v1/messages") else refusal(refused)
 
 
 @api.exception_handler(RequestError)
