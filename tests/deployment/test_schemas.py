@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -224,13 +225,30 @@ def test_a_response_format_becomes_a_grammar_that_keeps_the_order_of_its_propert
     assert grammar({"type": "text"}) is grammar(None) is None
 
 
-def test_a_schema_may_be_nested_deeper_than_the_rest_of_a_body():
-    def body(depth: int) -> bytes:
-        return b'{"response_format": ' + b'{"a": ' * depth + b"1" + b"}" * (depth + 1)
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1) if depth > 1 else 1}
 
-    read_json(body(60))
-    with pytest.raises(RequestError, match="response_format: is nested deeper than 64 levels"):
-        read_json(body(70))
+
+def called(block: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": [block]}]}
+
+
+@pytest.mark.parametrize("field", ["response_format", "tools", "text", "output_config"])
+def test_a_schema_may_be_nested_deeper_than_the_rest_of_a_body(field: str):
+    read_json(json.dumps({field: nested(60)}).encode())
+    with pytest.raises(RequestError, match=f"{field}: is nested deeper than 64 levels"):
+        read_json(json.dumps({field: nested(70)}).encode())
+
+
+def test_so_may_be_what_a_tool_was_called_with_and_no_other_block_of_a_message():
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": nested(50)}
+    read = parse(MessagesBody, {"model": "m", "max_tokens": 1, **read_json(json.dumps(
+        {"messages": [*called(block)["messages"], {"role": "user", "content": "x"}]}).encode())})  # fmt: skip
+    (call,) = read.chat["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == nested(50)
+    for other in (block | {"input": nested(70)}, block | {"type": "text"}, block | {"id": nested(50)}):
+        with pytest.raises(RequestError, match="messages: is nested deeper than"):
+            read_json(json.dumps(called(other)).encode())
 
 
 def test_extra_fields_of_a_message_reach_the_template():
