@@ -23,7 +23,7 @@ from deployment.request_reading import (
 )
 from deployment.schemas import TokenId, TurnBody
 from deployment.turn_api import TurnApi
-from deployment.wire import MOST_TOLD_IDS, Encoded, EncodedAs, TurnRequest
+from deployment.wire import MOST_TOLD_IDS, Encoded, EncodedAs, Route, TurnRequest
 
 
 class TextBody(BaseModel):
@@ -79,7 +79,8 @@ class TokenApi:
         return (await self._encoded(turn, "count")).count
 
     async def _encoded(self, turn: TurnRequest, wanted: EncodedAs) -> Encoded:
-        answer = await self._replicas.ask_any("encode", self._model, turn, wanted)
+        # By name, since media may take a while to decode: a replica that is silent and lives is not asked twice.
+        answer = await self._replicas.ask("encode", Route(self._model), turn, wanted)
         if isinstance(answer, Refused):
             raise answer.error
         return answer
