@@ -18,7 +18,7 @@ _SCHEMAS = ("response_format", "tools", "text", "output_config")
 """The fields that hold schemas, in one interface or another."""
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes | bytearray) -> Any:
     """Parses a request body into values that can be rendered, kept in a session and sent back.
 
     Raises RequestError (400): for what is no JSON, for text that UTF-8 cannot hold, for numbers that are no 64-bit

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
@@ -22,8 +22,12 @@ from deployment.schemas import GenerationBody, TurnBody
 from deployment.tool_use import ToolUse
 from deployment.wire import TurnRequest
 
+T = TypeVar("T")
+
 MAX_BODY_BYTES = 8 << 20
 """Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
+SMALL_BYTES = 32 << 10
+"""A body of so many is read in a few milliseconds."""
 MAX_KEY = 255
 """Characters of an idempotency key: as many as a session's document has room for (`state/FORMAT.md`)."""
 
@@ -43,8 +47,9 @@ def visible_name(name: str, param: str, what: str) -> str:
     return name
 
 
-async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Raises RequestError (413) as soon as the body is known to be too large: before it is read, if it says so."""
+async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
+    """As it was collected, since a document may be as large as half the memory. Raises RequestError (413) as soon as
+    the body is known to be too large: before it is read, if it says so."""
     too_large = body_too_large(limit)
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limit:
@@ -54,7 +59,7 @@ async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
         body += part
         if len(body) > limit:
             raise too_large
-    return bytes(body)
+    return body
 
 
 def body_too_large(limit: int, part: str = "") -> RequestError:
@@ -66,9 +71,16 @@ async def document_of(request: Request, *, empty: bool = False) -> Any:
     return {} if empty and not body else await document_in(body)
 
 
-async def document_in(body: bytes) -> Any:
-    # A large body takes seconds to parse: other requests' streams must not wait for it.
-    return await asyncio.to_thread(read_json, body)
+async def document_in(body: bytearray) -> Any:
+    return await beside(len(body), read_json, body)
+
+
+async def beside(body_bytes: int, function: Callable[..., T], *args: Any) -> T:
+    """What a function returns that looks at all of a body. A large one takes seconds: other requests' streams must not
+    wait for it, nor a small one for the threads that are busy with large ones."""
+    if body_bytes <= SMALL_BYTES:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
 
 
 @dataclass(frozen=True)

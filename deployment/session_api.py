@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ray.exceptions import RayError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployment.body_reading import parse
 from deployment.cluster.transport import Cluster
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
 LOCATE_SECONDS = 10.0
 SHOWN_SECONDS = 10.0
 
+PIECE_BYTES = 4 << 20
+"""Of a document that is exported: about a millisecond's copy."""
+
 DOCUMENT_TYPE = "application/vnd.dflash.session"
 
 
-def _opened(body: bytes) -> SessionDocument:
+def _opened(body: bytearray) -> SessionDocument:
     # the only work of an ingress that needs torch, whose import takes seconds and memory
     from state.document import open_document
 
@@ -97,7 +100,8 @@ class SessionApi:
             known = None
         if isinstance(known, Refused):
             raise known.error
-        return session_details(placement, known)
+        # A long transcript takes seconds to write: other requests' streams must not wait for it.
+        return await asyncio.to_thread(_shown, placement, known)
 
     async def turns(self, request: Request, name: str) -> Any:
         return turns_object(await self._loaded(request, name))
@@ -178,7 +182,8 @@ class SessionApi:
         if isinstance(answer, Refused):
             raise answer.error
         assert isinstance(answer, ExportedSession)
-        return Response(answer.document.tobytes(), media_type=DOCUMENT_TYPE)
+        headers = {"content-length": str(answer.document.nbytes)}
+        return StreamingResponse(_pieces(answer.document), media_type=DOCUMENT_TYPE, headers=headers)
 
     async def import_(self, request: Request, id: str | None) -> Any:
         """The new session belongs to whoever imports it; the document names no tenant."""
@@ -232,6 +237,16 @@ class SessionApi:
         if isinstance(answer, Refused):
             raise answer.error
         return answer
+
+
+def _shown(placement: Placed, known: SessionInfo | None) -> Response:
+    return JSONResponse(session_details(placement, known))
+
+
+async def _pieces(document: np.ndarray) -> AsyncIterator[bytes]:
+    """Of a document, which may be as large as half the memory, one copy after the other."""
+    for start in range(0, len(document), PIECE_BYTES):
+        yield document[start : start + PIECE_BYTES].tobytes()
 
 
 async def located(cluster: Cluster, key: SessionKey) -> Placed | None:

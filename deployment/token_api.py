@@ -16,6 +16,7 @@ from deployment.replica_calls import Replicas
 from deployment.request_reading import (
     MAX_BODY_BYTES,
     Asking,
+    beside,
     body_too_large,
     document_of,
     tenant_of,
@@ -55,7 +56,7 @@ class TokenApi:
         document, size = await self._turns.document(request)
         tenant = tenant_of(request)
         if isinstance(document, dict) and "messages" in document:
-            turn = await self._turns.seen(turn_request(parse(TurnBody, document), "history", Asking(tenant)), size)
+            turn = await self._turns.seen(await beside(size, _conversation, document, Asking(tenant)), size)
             with_strings = document.get("return_token_strs") is True
         else:
             if size > MAX_BODY_BYTES:
@@ -84,6 +85,10 @@ class TokenApi:
         if isinstance(answer, Refused):
             raise answer.error
         return answer
+
+
+def _conversation(document: Any, asking: Asking) -> TurnRequest:
+    return turn_request(parse(TurnBody, document), "history", asking)
 
 
 def _answer(encoded: Encoded, with_strings: bool) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, body_of, completion_requests, document_in, document_of, turn_request
+from deployment.request_reading import asking_of, beside, body_of, completion_requests, document_in, turn_request
 from deployment.schemas import TurnBody, UsageTold
 from deployment.sse import chunks, kept_alive
 from deployment.wire import Opened, Told, TurnRequest
@@ -73,10 +73,9 @@ class TurnApi:
         return await self._take(await self._asked(request, "append", key), ChatFormat)
 
     async def complete(self, request: Request) -> Response:
-        document = await document_of(request)
-        body = parse(CompletionBody, document)
-        self.check_model(body.model)
-        turns = completion_requests(body, asking_of(request, document))
+        data = await body_of(request)
+        document = await document_in(data)
+        body, turns = await beside(len(data), self._completions, request, document)
         shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.wanted != 0)
         if len(turns) == 1:
             return await self._take(_Asked(turns[0], body.stream, body.usage_told), shown)
@@ -128,10 +127,20 @@ class TurnApi:
     ) -> _Asked:
         """What is left of a request when its media are out of it: its body is let go of before the turn runs."""
         document, size = await self.document(request)
+        asked = await beside(size, self._read, request, document, mode, key)
+        return replace(asked, turn=await self.seen(asked.turn, size))
+
+    def _read(
+        self, request: Request, document: Any, mode: Literal["history", "append"], key: SessionKey | None
+    ) -> _Asked:
         body = parse(TurnBody, document)
         self.check_model(body.model)
-        turn = turn_request(body, mode, asking_of(request, document, key))
-        return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
+        return _Asked(turn_request(body, mode, asking_of(request, document, key)), body.stream, body.usage_told)
+
+    def _completions(self, request: Request, document: Any) -> tuple[CompletionBody, list[TurnRequest]]:
+        body = parse(CompletionBody, document)
+        self.check_model(body.model)
+        return body, completion_requests(body, asking_of(request, document))
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
         return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage)
