@@ -268,8 +268,9 @@ class EngineReplica:
         if wanted == "count":
             return encoded
         if len(ids) > MOST_TOLD_IDS:
-            what = f"the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
-            return Refused(400, engine_errors.INVALID_REQUEST, what)
+            field = "prompt" if request.mode == "prompt" else "messages"
+            what = f"{field}: the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
+            return Refused(400, engine_errors.INVALID_REQUEST, what, field)
         spelled = await asyncio.to_thread(self._spelled, ids) if wanted == "spelled" else ()
         return replace(encoded, ids=ids, spelled=spelled)
 

@@ -195,6 +195,26 @@ def test_what_nobody_knows_is_ignored(client: httpx.Client):
     assert complete(client, "3, 5,", max_tokens=2, provider={"order": []}, return_meta_info=True)["meta_info"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {"prompt": "a", "model": "gpt"}, 404, "model"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "model": "gpt"}, 404, "model"),
+        ("/detokenize", {"tokens": [1], "model": "gpt"}, 404, "model"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
+        (
+            "/tokenize", {"messages": [{"role": "user", "content": "a"}], "return_token_strs": "yes"},
+            400, "return_token_strs",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_tokenised_is_one_thing_and_of_the_model_that_is_served(
+    client: httpx.Client, path: str, body: dict[str, Any], status: int, param: str
+):
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
 # ------------------------------------------------------------------------------------------------ what is told at most
 
 
@@ -213,7 +233,7 @@ def test_more_tokens_than_are_told_are_counted_and_refused(
     monkeypatch.setattr("deployment.replica.MOST_TOLD_IDS", count - 1)
     answer = client.post("/tokenize", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-    assert f"{count} tokens" in answer.json()["error"]["message"]
+    assert f"{count} tokens" in answer.json()["error"]["message"] and answer.json()["error"]["param"] in body
 
 
 def test_tokens_are_spelled_only_for_who_asks_and_where_no_stream_waits_for_it(
