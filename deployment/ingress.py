@@ -39,6 +39,7 @@ from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi
+from deployment.web_pages import WebPages
 from deployment.wire import ReplicaInfo
 
 VERSION = version("dflash-serve")
@@ -90,6 +91,11 @@ api.add_middleware(
     tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
     refusal=_refusal,
 )
+api.add_middleware(
+    WebPages,
+    names=lambda: serve.get_replica_context().servable_object.host_names,
+    refusal=_refusal,
+)
 api.add_middleware(PathNames)  # the outermost: who asks for a path without a key is told by the path that is served
 
 
@@ -106,6 +112,7 @@ class Ingress:
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
         self.tenant_of = any_key if args.api_keys is None else KeyFile(args.api_keys)
+        self.host_names = args.host_names if args.api_keys is None else None
         self._model = model = args.model_id
         self._models = models = args.model_ids
         self._replicas = replicas

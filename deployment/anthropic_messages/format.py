@@ -23,8 +23,9 @@ from deployment.wire import Closed, Delta, Opened, Told
 PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 """In silence, so that nobody on the way takes the connection for dead."""
 
-_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-           413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}  # fmt: skip
+_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+           404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+           529: "overloaded_error"}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -61,11 +61,12 @@ def test_each_refusal_is_in_the_table_of_the_documentation():
     assert len(rows) > 30 and raised() <= rows, raised() - rows
 
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error",
-         405: "invalid_request_error", 409: "conflict_error", 410: "invalid_request_error",
-         413: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
-         503: "unavailable_error"}  # fmt: skip
-OF_MESSAGES = {400: (400, "invalid_request_error"), 401: (401, "authentication_error"), 404: (404, "not_found_error"),
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+         404: "invalid_request_error", 405: "invalid_request_error", 409: "conflict_error",
+         410: "invalid_request_error", 413: "invalid_request_error", 422: "invalid_request_error",
+         429: "rate_limit_error", 500: "server_error", 503: "unavailable_error"}  # fmt: skip
+OF_MESSAGES = {400: (400, "invalid_request_error"), 401: (401, "authentication_error"),
+               403: (403, "permission_error"), 404: (404, "not_found_error"),
                405: (405, "invalid_request_error"), 409: (400, "invalid_request_error"),
                410: (400, "invalid_request_error"), 413: (413, "request_too_large"),
                422: (400, "invalid_request_error"), 429: (429, "rate_limit_error"), 500: (500, "api_error"),
