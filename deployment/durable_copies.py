@@ -46,14 +46,6 @@ class Found:
     continues: bool
 
 
-@dataclass(frozen=True)
-class _State:
-    """What a session's publication holds beside its record. `checkpoints`: kind and frontier."""
-
-    frontier: int
-    checkpoints: tuple[tuple[str, int], ...]
-
-
 class DurableCopies:
     """Does nothing where `place` is None."""
 
@@ -75,8 +67,9 @@ class DurableCopies:
         self._clock = clock
         self._policy = PublicationPolicy()
         self._published: dict[SessionKey, tuple[Order, int]] = {}
-        self._on_the_way: dict[tuple[SessionKey, Order], _State] = {}
-        self._written: dict[SessionKey, _State] = {}
+        self._on_the_way: dict[tuple[SessionKey, Order], int] = {}
+        """Where each session stood that is written with its state."""
+        self._written: dict[SessionKey, tuple[tuple[str, int], ...]] = {}
 
     def start(self) -> None:
         """From the replica's event loop."""
@@ -119,8 +112,7 @@ class DurableCopies:
 
     def checkpoints(self, key: SessionKey) -> tuple[tuple[str, int], ...]:
         """Kind and frontier of those that were written last from here. The tier may have let go of them since."""
-        written = self._written.get(key)
-        return written.checkpoints if written is not None else ()
+        return self._written.get(key, ())
 
     def _keeps(self, key: SessionKey) -> bool:
         """A turn that belongs to no session outlives its replica, and not its cluster."""
@@ -129,7 +121,7 @@ class DurableCopies:
     async def _publish(self, session: Session, record_alone: bool) -> None:
         order = self._next_order(session)
         if not record_alone:
-            self._on_the_way[session.key, order] = _State(session.frontier, session.checkpoints)
+            self._on_the_way[session.key, order] = session.frontier
         publish = Publish(
             secrets.token_hex(8), session.engine_id, session.key, order, session.record(), session.foreign, record_alone
         )
@@ -147,10 +139,12 @@ class DurableCopies:
         return published_as(logged, number)
 
     def _stored(self, event: Stored) -> None:
-        state = self._on_the_way.pop((event.key, event.order), None)
-        if state is not None and event.outcome == "published" and event.payload:
-            self._policy.written(event.key, state.frontier)
-            self._written[event.key] = state
+        frontier = self._on_the_way.pop((event.key, event.order), None)
+        if event.outcome != "published" or event.key not in self._published:
+            return
+        self._written[event.key] = event.checkpoints
+        if frontier is not None and event.payload:
+            self._policy.written(event.key, frontier, max((at for _, at in event.checkpoints), default=0))
 
     # -------------------------------------------------------------------------------------------- and back
 

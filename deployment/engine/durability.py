@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from deployment.durable_store import open_place
-from deployment.engine.durable_sessions import DurableSessions, Outcome
+from deployment.engine.durable_sessions import DurableSessions, KindsAt, Outcome
 from deployment.engine.events import Event, Stored
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
@@ -54,9 +54,9 @@ class Durability:
         if self._writer is not None and not self._writer.close(CLOSE_SECONDS):
             logger.error("the durable tier did not take all that waited for it within %.0f s", CLOSE_SECONDS)
 
-    def _told(self, key: SessionKey, order: Order, outcome: Outcome) -> None:
+    def _told(self, key: SessionKey, order: Order, outcome: Outcome, checkpoints: KindsAt) -> None:
         if isinstance(outcome, Published):
-            self._emit(Stored(key, order, "published", outcome.payload))
+            self._emit(Stored(key, order, "published", outcome.payload, checkpoints))
         elif isinstance(outcome, Exception):
             logger.warning("session %s at %s was not made durable: %s", key, order, outcome)
             self._emit(Stored(key, order, "failed", reason=str(outcome)))

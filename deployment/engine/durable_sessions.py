@@ -4,6 +4,7 @@ What a publication needs of the device is read at once, on the engine's thread, 
 it is a background writer's work. Pages that were hashed before are not hashed again, and what is known to be stored is
 not read: a turn costs what it added. A turn whose state need not follow yet costs its record alone: the document then
 names the state that was written before, of the same session under the same epoch: after a delete its id may come back.
+So does that of a session whose state the device has let go of: what is written never says less than what was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from state.durable import DurableTier, Published
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
 from state.manifest import Segment
-from state.media import begun
+from state.media import begun, page_keys
 from state.memory import StateMemory
 from state.names import Epoch, Order, SessionKey
 from state.publication_record import StoredCheckpoint, StoredSegment
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 Outcome = Published | Superseded | Exception
 """What became of a publication; it is durable if this is `Published`."""
+
+KindsAt = tuple[tuple[str, int], ...]
+"""Kind and frontier of each of a session's checkpoints."""
 
 REMEMBERED = 1 << 16
 """Segments that are known to be stored; of more than that, some are read once more than needed."""
@@ -49,12 +53,26 @@ _Kept = tuple[Checkpoint, tuple[Segment, ...]]
 @dataclass(frozen=True)
 class _Written:
     """State that a publication brought. `session`: as the engine knows it; `epoch`: under which it was published;
-    `signed`: whether as this cluster's own."""
+    `made_by`: what computed it; `signed`: whether as this cluster's own."""
 
     session: str
     epoch: Epoch
+    made_by: Fingerprint
     signed: bool
     kept: tuple[_Kept, ...]
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        return tuple(checkpoint for checkpoint, _ in self.kept)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A publication that waits to be written. `state`: the checkpoints that it names; `read`: bytes of segments that
+    were read of the device for it."""
+
+    state: KindsAt
+    read: int
 
 
 @dataclass(frozen=True)
@@ -83,10 +101,11 @@ class DurableSessions:
         tier: DurableTier,
         writer: BackgroundWriter,
         token_seconds: float,
-        done: Callable[[SessionKey, Order, Outcome], None],
+        done: Callable[[SessionKey, Order, Outcome, KindsAt], None],
     ) -> None:
         """`token_seconds`: what it takes to prefill a token, which says what a checkpoint is worth. `done` is called
-        by the writer's thread, once for each publication; it must not block or raise."""
+        by the writer's thread, once for each publication; it must not block or raise. It is told which checkpoints the
+        tier has of the session now, if it was published."""
         self._tier = tier
         self._writer = writer
         self._token_seconds = token_seconds
@@ -121,22 +140,23 @@ class DurableSessions:
         fingerprint: Fingerprint,
         signing_key: bytes | None,
         record_alone: bool = False,
-    ) -> int:
-        """Returns how many bytes of segments wait with it. Raises `CapacityError` if too many sessions wait. `digests`:
-        those of the memory, so that nothing is hashed again that went to a copy of the session before.
+    ) -> Waiting:
+        """Raises `CapacityError` if too many sessions wait. `digests`: those of the memory, so that nothing is hashed
+        again that went to a copy of the session before.
 
-        `record_alone`: the state that was written last stays as it is, and nothing is read of the device; where none
-        is known to be written, the state goes with the record all the same.
+        The state that was written last stays as it is, and nothing is read of the device, where `checkpoints` are
+        further from the record's end than that; and where the record goes alone, `record_alone`: without such a state,
+        the device's goes with it all the same.
         """
-        with self._lock:
-            state = self._written.get(key) if record_alone else None
-        if state is not None and state.epoch == order.epoch:
+        state = self._known(key, order.epoch, fingerprint)
+        if state is not None and (record_alone or not _nearer(checkpoints, state.checkpoints, record)):
             its_key = signing_key if state.signed else None
             detached = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
             to_read = detached.of_media()
         else:
             detached = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
-            state = _Written(session, order.epoch, signing_key is not None, _kept(checkpoints, detached))
+            kept = _kept(checkpoints, detached)
+            state = _Written(session, order.epoch, fingerprint, signing_key is not None, kept)
             to_read = detached.segments
         with self._lock:
             fresh = [segment for segment in to_read if segment.sha256 not in self._stored]
@@ -146,13 +166,19 @@ class DurableSessions:
         self._writer.submit(
             Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
         )
-        return sum(map(len, publication.held.values()))
+        return Waiting(_kinds_at(state), sum(map(len, publication.held.values())))
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one: what was written of it goes with no further record."""
         with self._lock:
             for key in [key for key, written in self._written.items() if written.session == session]:
                 del self._written[key]
+
+    def _known(self, key: SessionKey, epoch: Epoch, made_by: Fingerprint) -> _Written | None:
+        """What may stand beside a new record."""
+        with self._lock:
+            state = self._written.get(key)
+        return state if state is not None and (state.epoch, state.made_by) == (epoch, made_by) else None
 
     def _described(self, kept: Sequence[_Kept]) -> tuple[StoredCheckpoint, ...]:
         among = [checkpoint for checkpoint, _ in kept]
@@ -203,7 +229,29 @@ class DurableSessions:
                 del self._stored[next(iter(self._stored))]
             while len(self._written) > REMEMBERED_SESSIONS:
                 del self._written[next(iter(self._written))]
-        self._done(publication.key, publication.order, outcome)
+        stored = isinstance(outcome, Published) and outcome.payload
+        self._done(publication.key, publication.order, outcome, _kinds_at(publication.state) if stored else ())
+
+
+def _kinds_at(state: _Written) -> KindsAt:
+    return tuple((checkpoint.kind, checkpoint.frontier) for checkpoint in state.checkpoints)
+
+
+def _nearer(here: Sequence[Checkpoint], written: Sequence[Checkpoint], record: SessionRecord) -> bool:
+    """Whether who goes on from the record prefills no more with the state that is here than with what was written."""
+    return bool(here) and _reach(here, record) >= _reach(written, record)
+
+
+def _reach(checkpoints: Sequence[Checkpoint], record: SessionRecord) -> int:
+    """Tokens that the deepest checkpoint on the way to the record's end spares."""
+    return max((c.frontier for c in checkpoints if _on_the_way(c, record)), default=0)
+
+
+def _on_the_way(checkpoint: Checkpoint, record: SessionRecord) -> bool:
+    end = checkpoint.frontier
+    return checkpoint.ledger[:end] == record.ledger[:end] and page_keys(begun(checkpoint.media, end)) == page_keys(
+        begun(record.media, end)
+    )
 
 
 def _described_media(media: Sequence[Segment]) -> tuple[StoredCheckpoint, ...]:

@@ -207,8 +207,9 @@ class Exported:
 
 @dataclass(frozen=True)
 class Publishing:
-    """A session waits to be written. `frontiers` of its checkpoints; `read`: bytes of those segments that the device
-    was asked for, because they were not known to be stored."""
+    """A session waits to be written. `frontiers` of the checkpoints that it names, also of those that were written
+    before and stay; `read`: bytes of those segments that the device was asked for, because they were not known to be
+    stored."""
 
     call: str
     session: str
@@ -219,12 +220,14 @@ class Publishing:
 @dataclass(frozen=True)
 class Stored:
     """What became of a `Publish`. `superseded`: a newer one of the session took its place before it was written.
-    `payload`: its checkpoints are stored too, not its record and ledger alone. It belongs to no turn or call."""
+    `payload`: all that it names is stored, not its record and ledger alone; `checkpoints`: kind and frontier of those
+    that are. It belongs to no turn or call."""
 
     key: SessionKey
     order: Order
     outcome: Literal["published", "superseded", "failed"]
     payload: bool = False
+    checkpoints: tuple[tuple[str, int], ...] = ()
     reason: str = ""
 
 

@@ -143,7 +143,7 @@ class StateExchange:
         if self._durable is None:
             raise EngineError(errors.INVALID_REQUEST, "this engine was started without a durable tier")
         chosen = self._standing_for(command.session) if command.foreign is None else []
-        read = self._durable.publish(
+        waiting = self._durable.publish(
             self._memory,
             self._digests,
             command.session,
@@ -153,9 +153,9 @@ class StateExchange:
             command.record,
             self._made_by(command.foreign),
             self._key_for(command.session),
-            record_alone=command.record_alone and command.foreign is None,
+            command.record_alone,
         )
-        return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
+        return Publishing(command.call, command.session, tuple(at for _, at in waiting.state), waiting.read)
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployment.engine.commands import Drop, Export, Import, Publish
-from deployment.engine.durable_sessions import DurableSessions
+from deployment.engine.durable_sessions import DurableSessions, KindsAt
 from deployment.engine.events import Failed, Imported, Publishing
 from deployment.whole_documents import NOTHING, Slices
 from state.background import BackgroundWriter
@@ -35,11 +35,12 @@ class Durable:
         self.tier = DurableTier(self.store, budget, open_document)
         self.writer = BackgroundWriter(places=4)
         self.outcomes: dict[int, Any] = {}
+        self.state: dict[int, KindsAt] = {}
         self.sessions = DurableSessions(self.tier, self.writer, 1e-4, self._told)
 
-    def _told(self, key: SessionKey, order: Order, outcome: Any) -> None:
+    def _told(self, key: SessionKey, order: Order, outcome: Any, checkpoints: KindsAt) -> None:
         assert key == KEY
-        self.outcomes[order.sequence] = outcome
+        self.outcomes[order.sequence], self.state[order.sequence] = outcome, checkpoints
 
     def driver(self, **more: Any) -> TinyDriver:
         return TinyDriver("dflash", durable=self.sessions, **{"lanes": 1, "images": 8, "pages": 24, **more})
@@ -172,6 +173,47 @@ def test_a_record_that_has_no_state_to_stand_beside_brings_its_own(durable: Dura
     ledger = turn(driver, ledger, 5)
     publish(driver, durable, ledger, 3, record_alone=True)
     assert durable.outcomes[3].payload and len(ledger) - 1 in found(durable, durable.driver()).frontiers
+
+
+@pytest.mark.parametrize("left", ["nothing", "where its first turn began"])
+def test_a_session_that_the_device_let_go_of_keeps_the_state_that_was_written_of_it(
+    durable: Durable, left: str
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    state = len(ledger) - 1
+    ledger = turn(driver, ledger, 9)
+    publish(driver, durable, ledger, 2, record_alone=True)
+    table = driver.engine._sessions
+    for checkpoint in table.checkpoints("s")[left != "nothing" :]:
+        table._evict(checkpoint)
+    answer = publish(driver, durable, ledger, 3)
+    assert max(answer.frontiers) == state and answer.read == 0
+    assert durable.outcomes[3].payload and max(durable.state[3]) == ("turn_start", state - 2)
+    assert ("turn_end", state) in durable.state[3]
+    fresh = durable.driver()
+    assert state in found(durable, fresh).frontiers
+    assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
+    started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert (started.hit, started.reused) == ("disk", state)
+
+
+def test_state_on_another_way_is_no_reason_to_leave_out_what_the_device_has(durable: Durable) -> None:
+    driver = durable.driver()
+    publish(driver, durable, turn(driver, (), 70), 1)
+    prompt = (6, 5, 4, 6, 5)
+    ledger = prompt + driver.run(prompt, session="s", max_tokens=2, ignore_eos=True).token_ids
+    publish(driver, durable, ledger, 2)
+    assert ("turn_end", len(ledger) - 1) in durable.state[2]
+
+
+def test_a_session_of_which_nothing_is_anywhere_is_stored_without_state_and_says_so(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    driver.engine._sessions.drop("s")
+    assert publish(driver, durable, ledger, 1).frontiers == () and durable.state[1] == ()
+    assert found(durable, durable.driver()).frontiers == ()
 
 
 @pytest.mark.parametrize("same_epoch", [True, False])

@@ -222,7 +222,7 @@ def test_a_durable_session_keeps_its_images_also_where_its_record_goes_alone(tmp
     store = DirectoryStore(tmp_path / "store", Unsynced())
     writer = BackgroundWriter(places=1)
     tier = DurableTier(store, 1 << 24, open_document)
-    durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[-1]))
+    durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[2]))
     engine = driver()
     engine.engine._exchange._durable = durable
     key = SessionKey("a" * 64, "s")

@@ -164,7 +164,7 @@ def through_the_durable_tier(source: TinyDriver, backend: Backend, root: Path, l
     outcomes: list[object] = []
     writer = BackgroundWriter(places=1)
     tier = DurableTier(DirectoryStore(root, Unsynced()), BUDGET, open_document)
-    source.engine._exchange._durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[-1]))
+    source.engine._exchange._durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[2]))
     key, order = SessionKey("a" * 64, f"session-{next(_names)}"), Order(Epoch(1, 1), 1)
     answer = source.call(Publish("p", "s", key, order, SessionRecord("s", tuple(ledger), frontier=len(ledger) - 1)))
     assert isinstance(answer, Publishing), answer
