@@ -261,20 +261,21 @@ class RunningTurn:
         )
         await self._log.ended(ended)
         if self._session is not None:
-            try:
-                await self._settle(self._session, ended)
-            except (RequestError, EngineError) as error:
-                log.warning("no image of the failed turn %s: %s", self._submit.turn, error, extra=self._named)
+            await self._settle(self._session, ended)
 
     async def _settle(self, session: Session, ended: Finished) -> None:
-        """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
+        """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it. The log
+        has all of the turn by now: it ended as it did, also where there is no copy."""
         if self._start_copy is not None:
             await self._start_copy
-        if ended.token_ids or ended.hidden_ids:
-            self._commit(session, ended)
-            await self._keeper.copies.turn_ended(session)
-        elif not session.turns and not session.created:
-            await self._keeper.ending.abandon(session)
+        try:
+            if ended.token_ids or ended.hidden_ids:
+                self._commit(session, ended)
+                await self._keeper.copies.turn_ended(session)
+            elif not session.turns and not session.created:
+                await self._keeper.ending.abandon(session)
+        except (RequestError, EngineError) as error:
+            log.warning("no image of turn %s, which is over: %s", self._submit.turn, error, extra=self._named)
 
     async def _finish(self, finished: Finished) -> Closed:
         rest = self._text.flush()

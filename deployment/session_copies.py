@@ -101,9 +101,11 @@ class SessionCopies:
             self._durable.turn_began(session.key)
 
     async def turn_ended(self, session: Session) -> None:
-        """What the session is now goes to its copies, and becomes durable."""
-        await self.copy(session)
-        await self.make_durable(session)
+        """What the session is now goes to its copies, and becomes durable; that too where there is no copy of it."""
+        try:
+            await self.copy(session)
+        finally:
+            await self.make_durable(session)
 
     async def make_durable(self, session: Session) -> None:
         if not session.alone:
