@@ -316,7 +316,7 @@ class Export:
     hashed: bool = True
     slice_bytes: int | None = None
     begun: ImagePart | None = None
-    chosen: tuple[str, ...] | None = None
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class Exported:
     those that were asked for. Of a document in slices, the last one has what lies before its payload as `document`,
     the payload's segments, in their order, as `payload`, their `sizes`, and what comes after it as `trailer`; those
     before it are not `whole`, and have segments and perhaps a `piece` of one: what `offset` 0 begins is whole with a
-    `sha256`. Each says which checkpoints were `chosen`, by their ids."""
+    `sha256`. Each says which checkpoints were `chosen`, by their serials."""
 
     call: str
     session: str
@@ -202,7 +202,7 @@ class Exported:
     trailer: bytes = b""
     piece: ImagePiece | None = None
     whole: bool = True
-    chosen: tuple[str, ...] = ()
+    chosen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
