@@ -17,7 +17,10 @@ from state.errors import StateError
 from state.names import Order, SessionKey
 
 PLACES = 256
-"""Sessions that may wait to be written; their segments wait with them, in memory."""
+"""Sessions that may wait to be written."""
+
+WAITING_BYTES = 2 << 30
+"""Of their segments, which wait with them in memory; and no more than one session's beyond."""
 
 TOKEN_SECONDS = 1e-4
 """What a token takes to prefill. It weighs checkpoints against each other when the budget is used up, no more."""
@@ -46,7 +49,7 @@ class Durability:
             tier = open_tier(options.durable, options.durable_bytes, options.durable_key_env)
         except StateError as error:
             raise ModelError(f"durable: {error}") from None
-        self._writer = BackgroundWriter(PLACES)
+        self._writer = BackgroundWriter(PLACES, WAITING_BYTES)
         self.sessions = DurableSessions(tier, self._writer, TOKEN_SECONDS, self._told)
 
     def close(self) -> None:

@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from deployment.engine.counts import Flow
 from state.background import BackgroundWriter, Job, Superseded
 from state.checkpoint import Checkpoint
-from state.codec import DetachedSession, SegmentDigests, encode_carried, encode_detached
+from state.codec import DetachedSegment, DetachedSession, SegmentDigests, encode_carried, encode_detached
 from state.durable import DurableTier, Published
 from state.errors import FormatError, MissingSegment
 from state.fingerprint import Fingerprint
@@ -78,7 +79,8 @@ class Waiting:
 @dataclass(frozen=True)
 class _Publication:
     """What is written later, without the device. `state`: the checkpoints that the document names, with their segments;
-    `media`: the segments of its media. `held`: segments by digest, all that were not known to be stored."""
+    `media`: the segments of its media. `held`: segments by digest, all that were not known to be stored. `whole`: state
+    that should have gone with it did."""
 
     key: SessionKey
     order: Order
@@ -86,6 +88,7 @@ class _Publication:
     state: _Written
     media: tuple[Segment, ...]
     held: Mapping[bytes, bytes]
+    whole: bool
 
     def read(self, sha256: bytes) -> bytes:
         if sha256 not in self.held:
@@ -141,38 +144,55 @@ class DurableSessions:
         signing_key: bytes | None,
         record_alone: bool = False,
     ) -> Waiting:
-        """Raises `CapacityError` if too many sessions wait. `digests`: those of the memory, so that nothing is hashed
-        again that went to a copy of the session before.
+        """Raises `CapacityError` if too many sessions wait; where too many bytes of theirs do, the record goes without
+        state that is not written yet, and the outcome has no `payload`. `digests`: those of the memory, so that nothing
+        is hashed again that went to a copy of the session before.
 
         The state that was written last stays as it is, and nothing is read of the device, where `checkpoints` are
         further from the record's end than that; and where the record goes alone, `record_alone`: without such a state,
         the device's goes with it all the same.
         """
         state = self._known(key, order.epoch, fingerprint)
-        if state is not None and (record_alone or not _nearer(checkpoints, state.checkpoints, record)):
+
+        def carried(state: _Written) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
             its_key = signing_key if state.signed else None
-            detached = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
-            to_read = detached.of_media()
+            document = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
+            return state, document, self._unknown(document.of_media())
+
+        def fresh(checkpoints: Sequence[Checkpoint]) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
+            document = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
+            kept = _kept(checkpoints, document)
+            brought = _Written(session, order.epoch, fingerprint, signing_key is not None, kept)
+            return brought, document, self._unknown(document.segments)
+
+        without = partial(fresh, ()) if state is None else partial(carried, state)
+        whole = True
+        if state is not None and (record_alone or not _nearer(checkpoints, state.checkpoints, record)):
+            state, document, to_read = without()
         else:
-            detached = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
-            kept = _kept(checkpoints, detached)
-            state = _Written(session, order.epoch, fingerprint, signing_key is not None, kept)
-            to_read = detached.segments
-        with self._lock:
-            fresh = [segment for segment in to_read if segment.sha256 not in self._stored]
-        held = {segment.sha256: segment.read() for segment in fresh}
-        media = tuple(Segment(segment.size, segment.sha256) for segment in detached.of_media())
-        publication = _Publication(key, order, detached.document, state, media, held)
-        self._writer.submit(
-            Job(key, order, lambda: self._write(publication), lambda outcome: self._ended(publication, outcome))
-        )
-        return Waiting(_kinds_at(state), sum(map(len, publication.held.values())))
+            state, document, to_read = fresh(checkpoints)
+            if to_read and not self._writer.has_room(key):
+                logger.warning("session %s becomes durable without its newest state: too much waits to be written", key)
+                state, document, to_read = without()
+                whole = False
+        held = {segment.sha256: segment.read() for segment in to_read}
+        media = tuple(Segment(segment.size, segment.sha256) for segment in document.of_media())
+        publication = _Publication(key, order, document.document, state, media, held, whole)
+        write, ended = partial(self._write, publication), partial(self._ended, publication)
+        size = sum(map(len, held.values()))
+        self._writer.submit(Job(key, order, write, ended, size))
+        return Waiting(_kinds_at(state), size)
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one: what was written of it goes with no further record."""
         with self._lock:
             for key in [key for key, written in self._written.items() if written.session == session]:
                 del self._written[key]
+
+    def _unknown(self, segments: Sequence[DetachedSegment]) -> list[DetachedSegment]:
+        """Those that are not known to be stored."""
+        with self._lock:
+            return [segment for segment in segments if segment.sha256 not in self._stored]
 
     def _known(self, key: SessionKey, epoch: Epoch, made_by: Fingerprint) -> _Written | None:
         """What may stand beside a new record."""
@@ -229,8 +249,10 @@ class DurableSessions:
                 del self._stored[next(iter(self._stored))]
             while len(self._written) > REMEMBERED_SESSIONS:
                 del self._written[next(iter(self._written))]
-        stored = isinstance(outcome, Published) and outcome.payload
-        self._done(publication.key, publication.order, outcome, _kinds_at(publication.state) if stored else ())
+        stored: KindsAt = ()
+        if isinstance(outcome, Published) and outcome.payload:
+            stored, outcome = _kinds_at(publication.state), replace(outcome, payload=publication.whole)
+        self._done(publication.key, publication.order, outcome, stored)
 
 
 def _kinds_at(state: _Written) -> KindsAt:

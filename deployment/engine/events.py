@@ -220,8 +220,8 @@ class Publishing:
 @dataclass(frozen=True)
 class Stored:
     """What became of a `Publish`. `superseded`: a newer one of the session took its place before it was written.
-    `payload`: all that it names is stored, not its record and ledger alone; `checkpoints`: kind and frontier of those
-    that are. It belongs to no turn or call."""
+    `payload`: the state that should go with it is stored too, not its record and ledger alone; `checkpoints`: kind and
+    frontier of what is, which may be what was written before. It belongs to no turn or call."""
 
     key: SessionKey
     order: Order

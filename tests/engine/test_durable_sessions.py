@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from deployment.engine.commands import Drop, Export, Import, Publish
 from deployment.engine.durable_sessions import DurableSessions, KindsAt
 from deployment.engine.events import Failed, Imported, Publishing
 from deployment.whole_documents import NOTHING, Slices
-from state.background import BackgroundWriter
+from state.background import BackgroundWriter, Job
 from state.document import open_document
 from state.durable import DurableTier, Published
 from state.errors import StoreError
@@ -33,7 +35,7 @@ class Durable:
     def __init__(self, budget: int = 1 << 24) -> None:
         self.store = MemoryStore()
         self.tier = DurableTier(self.store, budget, open_document)
-        self.writer = BackgroundWriter(places=4)
+        self.writer = BackgroundWriter(places=4, most_bytes=1 << 14)
         self.outcomes: dict[int, Any] = {}
         self.state: dict[int, KindsAt] = {}
         self.sessions = DurableSessions(self.tier, self.writer, 1e-4, self._told)
@@ -41,6 +43,33 @@ class Durable:
     def _told(self, key: SessionKey, order: Order, outcome: Any, checkpoints: KindsAt) -> None:
         assert key == KEY
         self.outcomes[order.sequence], self.state[order.sequence] = outcome, checkpoints
+
+    @contextmanager
+    def held_up(self) -> Iterator[threading.Event]:
+        """The writer stands within the first publication that comes, until the block ends."""
+        tier: Any = self.tier
+        publish, begun, gate = tier.publish, threading.Event(), threading.Event()
+
+        def late(*what: Any) -> Published:
+            begun.set()
+            assert gate.wait(30)
+            return publish(*what)
+
+        tier.publish = late
+        try:
+            yield begun
+        finally:
+            tier.publish = publish
+            gate.set()
+            assert self.writer.flush(timeout=30)
+
+    def occupy(self, begun: threading.Event, size: int = 0) -> None:
+        """The writer stands within another session's publication, which fails in its time."""
+        tier: Any = self.tier
+        self.writer.submit(
+            Job(SessionKey("b" * 64, "other"), Order(Epoch(1, 1), 1), tier.publish, lambda _: None, size)
+        )
+        assert begun.wait(30)
 
     def driver(self, **more: Any) -> TinyDriver:
         return TinyDriver("dflash", durable=self.sessions, **{"lanes": 1, "images": 8, "pages": 24, **more})
@@ -71,11 +100,18 @@ def publish(
     record_alone: bool = False,
     epoch: int = 1,
 ) -> Publishing:
+    answer = submit(driver, ledger, sequence, record_alone, epoch)
+    assert durable.writer.flush(timeout=30)
+    return answer
+
+
+def submit(
+    driver: TinyDriver, ledger: tuple[int, ...], sequence: int, record_alone: bool = False, epoch: int = 1
+) -> Publishing:
     record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
     order = Order(Epoch(epoch, 1), sequence)
     answer = driver.call(Publish("p", "s", KEY, order, record, record_alone=record_alone))
     assert isinstance(answer, Publishing), answer
-    assert durable.writer.flush(timeout=30)
     return answer
 
 
@@ -214,6 +250,26 @@ def test_a_session_of_which_nothing_is_anywhere_is_stored_without_state_and_says
     driver.engine._sessions.drop("s")
     assert publish(driver, durable, ledger, 1).frontiers == () and durable.state[1] == ()
     assert found(durable, durable.driver()).frontiers == ()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["beside what was written", "without any"])
+def test_as_long_as_too_much_waits_records_go_without_new_state_which_follows_later(
+    durable: Durable, before: bool
+) -> None:
+    driver, ledger, written = durable.driver(), (), ()
+    if before:
+        ledger = turn(driver, ledger, 70)
+        publish(driver, durable, ledger, 1)
+        written = durable.state[1]
+    ledger = turn(driver, ledger, 30)
+    with durable.held_up() as begun:
+        durable.occupy(begun, 1 << 14)
+        answer = submit(driver, ledger, 2)
+        assert answer.read == 0 and answer.frontiers == tuple(at for _, at in written)
+    assert durable.state[2] == written and durable.outcomes[2].payload is False
+    assert found(durable, durable.driver()).record.ledger == ledger  # pyright: ignore[reportOptionalMemberAccess]
+    publish(driver, durable, ledger, 3)
+    assert durable.outcomes[3].payload and ("turn_end", len(ledger) - 1) in durable.state[3]
 
 
 @pytest.mark.parametrize("same_epoch", [True, False])
