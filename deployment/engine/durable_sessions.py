@@ -21,7 +21,7 @@ from state.background import BackgroundWriter, Job, Superseded
 from state.checkpoint import Checkpoint
 from state.codec import DetachedSegment, DetachedSession, SegmentDigests, encode_carried, encode_detached
 from state.durable import DurableTier, Published
-from state.errors import FormatError, MissingSegment
+from state.errors import FormatError, MissingSegment, StateError
 from state.fingerprint import Fingerprint
 from state.manifest import Segment
 from state.media import begun, page_keys
@@ -76,7 +76,7 @@ class Waiting:
     read: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Publication:
     """What is written later, without the device. `state`: the checkpoints that the document names, with their segments;
     `media`: the segments of its media. `held`: segments by digest, all that were not known to be stored. `whole`: state
@@ -115,6 +115,8 @@ class DurableSessions:
         self._done = done
         self._stored: dict[bytes, None] = {}
         self._written: dict[SessionKey, _Written] = {}
+        self._coming: dict[SessionKey, list[_Publication]] = {}
+        """Of each session those that have no outcome yet, the newest last."""
         self._lock = threading.Lock()
         self.flow_out = self.flow_in = Flow()
         """What was written and read so far."""
@@ -148,16 +150,17 @@ class DurableSessions:
         state that is not written yet, and the outcome has no `payload`. `digests`: those of the memory, so that nothing
         is hashed again that went to a copy of the session before.
 
-        The state that was written last stays as it is, and nothing is read of the device, where `checkpoints` are
-        further from the record's end than that; and where the record goes alone, `record_alone`: without such a state,
-        the device's goes with it all the same.
+        The state that was written last, or still waits to be, stays as it is, and nothing is read of the device, where
+        `checkpoints` are further from the record's end than that; and where the record goes alone, `record_alone`:
+        without such a state, the device's goes with it all the same.
         """
-        state = self._known(key, order.epoch, fingerprint)
+        state, waiting = self._known(key, order.epoch, fingerprint)
 
         def carried(state: _Written) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
             its_key = signing_key if state.signed else None
             document = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
-            return state, document, self._unknown(document.of_media())
+            beside = [*document.of_media(), *(s for s in document.segments if s.sha256 in waiting)]
+            return state, document, self._unknown(beside)
 
         def fresh(checkpoints: Sequence[Checkpoint]) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
             document = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
@@ -175,30 +178,56 @@ class DurableSessions:
                 logger.warning("session %s becomes durable without its newest state: too much waits to be written", key)
                 state, document, to_read = without()
                 whole = False
-        held = {segment.sha256: segment.read() for segment in to_read}
+        held = {segment.sha256: waiting.get(segment.sha256) or segment.read() for segment in to_read}
+        size = sum(len(data) for name, data in held.items() if name not in waiting)
         media = tuple(Segment(segment.size, segment.sha256) for segment in document.of_media())
         publication = _Publication(key, order, document.document, state, media, held, whole)
         write, ended = partial(self._write, publication), partial(self._ended, publication)
-        size = sum(map(len, held.values()))
-        self._writer.submit(Job(key, order, write, ended, size))
+        with self._lock:
+            self._coming.setdefault(key, []).append(publication)
+        try:
+            self._writer.submit(Job(key, order, write, ended, sum(map(len, held.values()))))
+        except StateError:
+            with self._lock:
+                self._has_ended(publication)
+            raise
         return Waiting(_kinds_at(state), size)
 
     def forget(self, session: str) -> None:
-        """The session has no state any more, or another one: what was written of it goes with no further record."""
+        """The session has no state any more, or another one: what was written of it goes with no further record, nor
+        does what is still to be."""
         with self._lock:
             for key in [key for key, written in self._written.items() if written.session == session]:
                 del self._written[key]
+            for key in [key for key, coming in self._coming.items() if coming[-1].state.session == session]:
+                del self._coming[key]
 
     def _unknown(self, segments: Sequence[DetachedSegment]) -> list[DetachedSegment]:
         """Those that are not known to be stored."""
         with self._lock:
             return [segment for segment in segments if segment.sha256 not in self._stored]
 
-    def _known(self, key: SessionKey, epoch: Epoch, made_by: Fingerprint) -> _Written | None:
-        """What may stand beside a new record."""
+    def _known(
+        self, key: SessionKey, epoch: Epoch, made_by: Fingerprint
+    ) -> tuple[_Written | None, Mapping[bytes, bytes]]:
+        """What may stand beside a new record, and those of its segments that wait to be written: a record that comes
+        later must not bring back the state before."""
         with self._lock:
-            state = self._written.get(key)
-        return state if state is not None and (state.epoch, state.made_by) == (epoch, made_by) else None
+            coming = self._coming.get(key)
+            newest = coming[-1] if coming and coming[-1].state.kept else None
+            state, waiting = (newest.state, newest.held) if newest is not None else (self._written.get(key), {})
+        fits = state is not None and (state.epoch, state.made_by) == (epoch, made_by)
+        return (state, waiting) if fits else (None, {})
+
+    def _has_ended(self, publication: _Publication) -> bool:
+        """Takes a publication off the list. False: what is known of its session is of another one by now."""
+        coming = self._coming.get(publication.key, [])
+        if publication not in coming:
+            return False
+        coming.remove(publication)
+        if not coming:
+            del self._coming[publication.key]
+        return True
 
     def _described(self, kept: Sequence[_Kept]) -> tuple[StoredCheckpoint, ...]:
         among = [checkpoint for checkpoint, _ in kept]
@@ -237,9 +266,9 @@ class DurableSessions:
         digests = {segment.sha256 for _, segments in publication.state.kept for segment in segments}
         digests |= {segment.sha256 for segment in publication.media}
         with self._lock:
-            if outcome != "superseded":
+            if self._has_ended(publication) and isinstance(outcome, Published):
                 self._written.pop(publication.key, None)
-                if isinstance(outcome, Published) and outcome.payload and publication.state.kept:
+                if outcome.payload and publication.state.kept:
                     self._written[publication.key] = publication.state
             for digest in digests if outcome != "superseded" else ():
                 self._stored.pop(digest, None)

@@ -252,6 +252,75 @@ def test_a_session_of_which_nothing_is_anywhere_is_stored_without_state_and_says
     assert found(durable, durable.driver()).frontiers == ()
 
 
+@pytest.mark.parametrize("other", [True, False], ids=["it waits", "it is being written"])
+def test_a_record_that_comes_before_state_is_written_stands_beside_that_and_not_beside_older_one(
+    durable: Durable, other: bool
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    ledger = turn(driver, ledger, 30)
+    state = len(ledger) - 1
+    with durable.held_up() as begun:
+        if other:
+            durable.occupy(begun)
+        submit(driver, ledger, 2)
+        assert begun.wait(30)
+        ledger = turn(driver, ledger, 5)
+        assert submit(driver, ledger, 3, record_alone=True).read == 0
+    assert durable.outcomes[3].payload and ("turn_end", state) in durable.state[3]
+    assert durable.outcomes[2] == "superseded" if other else durable.outcomes[2].payload
+    fresh = durable.driver()
+    answer = found(durable, fresh)
+    assert answer.record is not None and answer.record.ledger == ledger and max(answer.frontiers) == state
+    assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
+
+
+def test_state_whose_write_failed_follows_with_the_record_that_came_meanwhile(durable: Durable, monkeypatch) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    state, put = len(ledger) - 1, durable.store.put
+
+    def full(name: str, data: Any) -> None:
+        monkeypatch.setattr(durable.store, "put", put)
+        raise StoreError("put", name, "no space left", 28)
+
+    monkeypatch.setattr(durable.store, "put", full)
+    with durable.held_up() as begun:
+        submit(driver, ledger, 1)
+        assert begun.wait(30)
+        ledger = turn(driver, ledger, 5)
+        submit(driver, ledger, 2, record_alone=True)
+    assert isinstance(durable.outcomes[1], StoreError) and durable.outcomes[2].payload
+    assert state in found(durable, durable.driver()).frontiers
+
+
+def test_a_write_that_failed_leaves_what_was_written_before_to_the_next_record(durable: Durable, monkeypatch) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    written = durable.state[1]
+    with monkeypatch.context() as broken:
+        broken.setattr(durable.tier, "publish", lambda *what: (_ for _ in ()).throw(StoreError("put", "x", "full", 28)))
+        publish(driver, durable, ledger, 2)
+    driver.engine._sessions.drop("s")
+    publish(driver, durable, ledger, 3)
+    assert durable.state[3] == written
+
+
+def test_state_that_is_being_written_goes_with_no_record_of_the_session_that_follows(durable: Durable) -> None:
+    driver = durable.driver()
+    with durable.held_up() as begun:
+        submit(driver, turn(driver, (1, 2, 3), 30), 1)
+        assert begun.wait(30)
+        driver.call(Drop("d", "s"))
+        prompt = (6, 5, 4, 6, 5)
+        ledger = prompt + driver.run(prompt, session="s", max_tokens=2, ignore_eos=True).token_ids
+        driver.engine._sessions.drop("s")
+    publish(driver, durable, ledger, 2, record_alone=True)
+    assert durable.state[1] and durable.state[2] == ()
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["beside what was written", "without any"])
 def test_as_long_as_too_much_waits_records_go_without_new_state_which_follows_later(
     durable: Durable, before: bool
