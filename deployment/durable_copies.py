@@ -13,19 +13,21 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployment.cluster.names import GcsValues, versioned
 from deployment.engine.commands import Publish
 from deployment.engine.durability import open_tier
 from deployment.engine.errors import EngineError
-from deployment.engine.events import Stored
+from deployment.engine.events import Publishing, Stored
 from deployment.engine.service import EngineService
 from deployment.keyed_turns import is_keyed
+from deployment.locks import Locks
 from deployment.ownership.registry import KeyValues, Registry
 from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.publication_orders import published_as
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES
 from state.durable import DurableTier
 from state.errors import StateError
 from state.names import key_digest
@@ -69,6 +71,7 @@ class DurableCopies:
         self._published: dict[SessionKey, tuple[Order, int]] = {}
         self._on_the_way: dict[tuple[SessionKey, Order], int] = {}
         """Where each session stood that is written with its state."""
+        self._publishing = Locks()
         self._written: dict[SessionKey, tuple[tuple[str, int], ...]] = {}
 
     def start(self) -> None:
@@ -96,7 +99,8 @@ class DurableCopies:
                 self.forget(key)
             elif session.free:
                 await self._publish(session, record_alone=False)
-                self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while
+                if session.free:  # else its turn will have its end
+                    self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while
 
     async def delete(self, key: SessionKey, epoch: Epoch) -> None:
         """Raises StateError if the store fails: then the session may come back from there."""
@@ -119,17 +123,25 @@ class DurableCopies:
         return self._tier is not None and not is_keyed(key)
 
     async def _publish(self, session: Session, record_alone: bool) -> None:
-        order = self._next_order(session)
-        if not record_alone:
-            self._on_the_way[session.key, order] = session.frontier
-        publish = Publish(
-            secrets.token_hex(8), session.engine_id, session.key, order, session.record(), session.foreign, record_alone
-        )
-        try:
-            await self._service.call(publish)
-        except EngineError as error:
-            self._on_the_way.pop((session.key, order), None)
-            log.warning("session %s was not made durable: %s", session.key, error)
+        async with self._publishing.of(session.key):
+            order = self._next_order(session)
+            if not record_alone:
+                self._on_the_way[session.key, order] = session.frontier
+            record, foreign = session.record(), session.foreign
+            publish = Publish(
+                "", session.engine_id, session.key, order, record, foreign, record_alone, slice_bytes=SLICE_BYTES
+            )
+            try:
+                while not (await self._asked(publish)).whole:
+                    pass
+            except EngineError as error:
+                self._on_the_way.pop((session.key, order), None)
+                log.warning("session %s was not made durable: %s", session.key, error)
+
+    async def _asked(self, publish: Publish) -> Publishing:
+        answer = await self._service.call(replace(publish, call=secrets.token_hex(8)))
+        assert isinstance(answer, Publishing)
+        return answer
 
     def _next_order(self, session: Session) -> Order:
         logged = Order(session.epoch, session.order)

@@ -71,12 +71,13 @@ class BackgroundWriter:
         with self._changed:
             return WriterCounts(**self._counts)
 
-    def has_room(self, key: SessionKey) -> bool:
-        """Whether the next job of this session, which takes the place of one that waits, may hold bytes."""
+    def has_room(self, key: SessionKey, beside: int = 0) -> bool:
+        """Whether the next job of this session, which takes the place of one that waits, may hold bytes.
+        `beside`: those of jobs to come."""
         with self._changed:
             others = [job for name, job in self._waiting.items() if name != key]
             others += [self._running] if self._running is not None else []
-            return sum(job.size for job in others) < self._most_bytes
+            return beside + sum(job.size for job in others) < self._most_bytes
 
     def submit(self, job: Job) -> None:
         """Never waits. Raises `CapacityError` if all places are taken, and `StateError` after `close`."""

@@ -33,11 +33,13 @@ MEDIA_KNOWN = 4096
 
 @dataclass(frozen=True)
 class DetachedSegment:
-    """A segment that travels apart from its document. `read` gives its bytes, while the checkpoint is kept."""
+    """A segment that travels apart from its document. `read` gives its bytes, while the checkpoint is kept. `image`: of
+    an image that lies on the device alone, its tensors, for who reads it piece by piece."""
 
     sha256: bytes
     size: int
     read: Callable[[], bytes]
+    image: Callable[[], Tensors] | None = None
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ class _Table:
             segment = self._digests.of(kind, place, content, columns, partial(self._digested, read))
         else:
             segment = self._digests.known(kind, place, content, columns) or self._named(read)
-        return self._listed(segment, read)
+        return self._listed(segment, read, tensors if kind == "image" else None)
 
     def add_media(self, media: Media) -> int:
         """The index of an item's pixels."""
@@ -329,13 +331,13 @@ class _Table:
         """The index of a segment that went out before, and is not read again."""
         return self._listed(segment, partial(_gone, segment.sha256))
 
-    def _listed(self, segment: Segment, read: Callable[[], bytes]) -> int:
+    def _listed(self, segment: Segment, read: Callable[[], bytes], image: Callable[[], Tensors] | None = None) -> int:
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
             kept = segment.sha256 in self.payload
             again = partial(self.payload.__getitem__, segment.sha256) if kept else read
-            self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
+            self.detached.append(DetachedSegment(segment.sha256, segment.size, again, None if kept else image))
         return index
 
     def _named(self, read: Callable[[], bytes]) -> Segment:

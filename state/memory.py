@@ -213,9 +213,13 @@ class StateMemory:
         del self._checkpoints[checkpoint.slot]
         self._give_back(checkpoint.slot, checkpoint.pages, checkpoint.draft_pages)
 
+    def keeps(self, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint is one of this memory's, and was not released."""
+        return self._checkpoints.get(checkpoint.slot) is checkpoint
+
     def check_kept(self, checkpoint: Checkpoint) -> None:
         """Raises `StateError` if the checkpoint is not one of this memory's: its pages may be somebody else's now."""
-        if self._checkpoints.get(checkpoint.slot) is not checkpoint:
+        if not self.keeps(checkpoint):
             raise StateError(f"checkpoint {checkpoint.id} was released, or belongs to another memory")
 
     # --------------------------------------------------------------------------------------------------- import

@@ -326,6 +326,9 @@ class Publish:
 
     `record_alone`: its record and ledger, beside the state that was written last (`state/publication_policy.py` says
     when that is enough); without such a state, all of it. Answer: `Publishing`.
+    `slice_bytes`: of the device about so many are read at once, so that no lane waits for long: while the answer is not
+    `whole`, ask again for the same. What is written is of the moment of the first time; where a checkpoint goes
+    meanwhile, of a later one.
     """
 
     call: str
@@ -335,6 +338,7 @@ class Publish:
     record: SessionRecord
     foreign: Foreign | None = None
     record_alone: bool = False
+    slice_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """How does what an engine holds become durable, and how is it found there again? The engine's side of the durable tier.
 
-What a publication needs of the device is read at once, on the engine's thread, while the checkpoints are there; writing
-it is a background writer's work. Pages that were hashed before are not hashed again, and what is known to be stored is
-not read: a turn costs what it added. A turn whose state need not follow yet costs its record alone: the document then
-names the state that was written before, of the same session under the same epoch: after a delete its id may come back.
-So does that of a session whose state the device has let go of: what is written never says less than what was.
+What a publication needs of the device is read on the engine's thread, some of it at a time, while the checkpoints are
+there; writing it is a background writer's work. Pages that were hashed before are not hashed again, and what is known
+to be stored is not read: a turn costs what it added. A turn whose state need not follow yet costs its record alone: the
+document then names the state that was written before, of the same session under the same epoch: after a delete its id
+may come back. So does that of a session whose state the device has let go of: what is written never says less than what
+was.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from deployment.engine.counts import Flow
+from deployment.engine.durable_reading import Reading
 from state.background import BackgroundWriter, Job, Superseded
+from state.byte_store import Bytes
 from state.checkpoint import Checkpoint
 from state.codec import DetachedSegment, DetachedSession, SegmentDigests, encode_carried, encode_detached
 from state.durable import DurableTier, Published
@@ -70,10 +73,24 @@ class _Written:
 @dataclass(frozen=True)
 class Waiting:
     """A publication that waits to be written. `state`: the checkpoints that it names; `read`: bytes of segments that
-    were read of the device for it."""
+    were read of the device for it; not `whole`: there are more, and it waits to be asked for them."""
 
     state: KindsAt
     read: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A publication that is being read. `waiting`: segments that are held for one that is to be written before it;
+    `whole`: see `_Publication`."""
+
+    order: Order
+    document: DetachedSession
+    state: _Written
+    reading: Reading
+    waiting: Mapping[bytes, Bytes]
+    whole: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +104,10 @@ class _Publication:
     document: bytes
     state: _Written
     media: tuple[Segment, ...]
-    held: Mapping[bytes, bytes]
+    held: Mapping[bytes, Bytes]
     whole: bool
 
-    def read(self, sha256: bytes) -> bytes:
+    def read(self, sha256: bytes) -> Bytes:
         if sha256 not in self.held:
             raise MissingSegment("stored before", sha256)
         return self.held[sha256]
@@ -117,6 +134,7 @@ class DurableSessions:
         self._written: dict[SessionKey, _Written] = {}
         self._coming: dict[SessionKey, list[_Publication]] = {}
         """Of each session those that have no outcome yet, the newest last."""
+        self._prepared: dict[SessionKey, _Prepared] = {}
         self._lock = threading.Lock()
         self.flow_out = self.flow_in = Flow()
         """What was written and read so far."""
@@ -145,6 +163,7 @@ class DurableSessions:
         fingerprint: Fingerprint,
         signing_key: bytes | None,
         record_alone: bool = False,
+        slice_bytes: int | None = None,
     ) -> Waiting:
         """Raises `CapacityError` if too many sessions wait; where too many bytes of theirs do, the record goes without
         state that is not written yet, and the outcome has no `payload`. `digests`: those of the memory, so that nothing
@@ -152,46 +171,71 @@ class DurableSessions:
 
         The state that was written last, or still waits to be, stays as it is, and nothing is read of the device, where
         `checkpoints` are further from the record's end than that; and where the record goes alone, `record_alone`:
-        without such a state, the device's goes with it all the same.
+        without such a state, the device's goes with it all the same. `slice_bytes`: see `Publish`.
         """
-        state, waiting = self._known(key, order.epoch, fingerprint)
+        prepared = self._prepared.pop(key, None)
+        if prepared is None or prepared.order != order or not prepared.reading.stands(memory):
+            prepared = self._prepare(
+                memory, digests, session, key, order, checkpoints, record, fingerprint, signing_key, record_alone
+            )
+        whole = prepared.reading.read(slice_bytes)
+        if whole:
+            self._submit(key, prepared)
+        else:
+            self._prepared[key] = prepared
+        return Waiting(_kinds_at(prepared.state), prepared.reading.taken, whole)
 
-        def carried(state: _Written) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
+    def _prepare(
+        self,
+        memory: StateMemory,
+        digests: SegmentDigests,
+        session: str,
+        key: SessionKey,
+        order: Order,
+        checkpoints: Sequence[Checkpoint],
+        record: SessionRecord,
+        fingerprint: Fingerprint,
+        signing_key: bytes | None,
+        record_alone: bool,
+    ) -> _Prepared:
+        known, waiting = self._known(key, order.epoch, fingerprint)
+
+        def carried(state: _Written) -> _Prepared:
             its_key = signing_key if state.signed else None
             document = encode_carried(memory, state.kept, record, fingerprint, its_key, digests)
-            beside = [*document.of_media(), *(s for s in document.segments if s.sha256 in waiting)]
-            return state, document, self._unknown(beside)
+            return _Prepared(order, document, state, Reading((), self._unknown(document.of_media())), waiting)
 
-        def fresh(checkpoints: Sequence[Checkpoint]) -> tuple[_Written, DetachedSession, list[DetachedSegment]]:
+        def fresh(checkpoints: Sequence[Checkpoint]) -> _Prepared:
             document = encode_detached(memory, checkpoints, record, fingerprint, signing_key, digests, keep_bytes=True)
             kept = _kept(checkpoints, document)
-            brought = _Written(session, order.epoch, fingerprint, signing_key is not None, kept)
-            return brought, document, self._unknown(document.segments)
+            state = _Written(session, order.epoch, fingerprint, signing_key is not None, kept)
+            missing = [segment for segment in self._unknown(document.segments) if segment.sha256 not in waiting]
+            return _Prepared(order, document, state, Reading(checkpoints, missing), waiting)
 
-        without = partial(fresh, ()) if state is None else partial(carried, state)
-        whole = True
-        if state is not None and (record_alone or not _nearer(checkpoints, state.checkpoints, record)):
-            state, document, to_read = without()
-        else:
-            state, document, to_read = fresh(checkpoints)
-            if to_read and not self._writer.has_room(key):
-                logger.warning("session %s becomes durable without its newest state: too much waits to be written", key)
-                state, document, to_read = without()
-                whole = False
-        held = {segment.sha256: waiting.get(segment.sha256) or segment.read() for segment in to_read}
-        size = sum(len(data) for name, data in held.items() if name not in waiting)
+        if known is not None and (record_alone or not _nearer(checkpoints, known.checkpoints, record)):
+            return carried(known)
+        prepared = fresh(checkpoints)
+        beside = sum(other.reading.size for other in self._prepared.values())
+        if not prepared.reading.left or self._writer.has_room(key, beside):
+            return prepared
+        logger.warning("session %s becomes durable without its newest state: too much waits to be written", key)
+        return replace(fresh(()) if known is None else carried(known), whole=False)
+
+    def _submit(self, key: SessionKey, prepared: _Prepared) -> None:
+        document = prepared.document
         media = tuple(Segment(segment.size, segment.sha256) for segment in document.of_media())
-        publication = _Publication(key, order, document.document, state, media, held, whole)
+        names, waiting = (segment.sha256 for segment in document.segments), prepared.waiting
+        held = {name: waiting[name] for name in names if name in waiting} | prepared.reading.held
+        publication = _Publication(key, prepared.order, document.document, prepared.state, media, held, prepared.whole)
         write, ended = partial(self._write, publication), partial(self._ended, publication)
         with self._lock:
             self._coming.setdefault(key, []).append(publication)
         try:
-            self._writer.submit(Job(key, order, write, ended, sum(map(len, held.values()))))
+            self._writer.submit(Job(key, prepared.order, write, ended, sum(map(len, held.values()))))
         except StateError:
             with self._lock:
                 self._has_ended(publication)
             raise
-        return Waiting(_kinds_at(state), size)
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one: what was written of it goes with no further record, nor
@@ -201,6 +245,8 @@ class DurableSessions:
                 del self._written[key]
             for key in [key for key, coming in self._coming.items() if coming[-1].state.session == session]:
                 del self._coming[key]
+        for key in [key for key, prepared in self._prepared.items() if prepared.state.session == session]:
+            del self._prepared[key]
 
     def _unknown(self, segments: Sequence[DetachedSegment]) -> list[DetachedSegment]:
         """Those that are not known to be stored."""
@@ -209,7 +255,7 @@ class DurableSessions:
 
     def _known(
         self, key: SessionKey, epoch: Epoch, made_by: Fingerprint
-    ) -> tuple[_Written | None, Mapping[bytes, bytes]]:
+    ) -> tuple[_Written | None, Mapping[bytes, Bytes]]:
         """What may stand beside a new record, and those of its segments that wait to be written: a record that comes
         later must not bring back the state before."""
         with self._lock:

@@ -207,14 +207,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class Publishing:
-    """A session waits to be written. `frontiers` of the checkpoints that it names, also of those that were written
-    before and stay; `read`: bytes of those segments that the device was asked for, because they were not known to be
-    stored."""
+    """A session waits to be written, if this is `whole`; else there is more to be read of it. `frontiers` of the
+    checkpoints that it names, also of those that were written before and stay; `read`: bytes of those segments that the
+    device was asked for, because they were not known to be stored."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
     read: int
+    whole: bool = True
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class StateExchange:
         return Pages(command.call, command.turn, first, numbers.stop, full, segments)
 
     def publish(self, command: Publish) -> Publishing:
-        """What the device holds of the session is read before this returns; it becomes durable later."""
+        """What the device holds of the session is read before this returns it `whole`; it becomes durable later."""
         if self._durable is None:
             raise EngineError(errors.INVALID_REQUEST, "this engine was started without a durable tier")
         chosen = self._standing_for(command.session) if command.foreign is None else []
@@ -155,8 +155,10 @@ class StateExchange:
             self._made_by(command.foreign),
             self._key_for(command.session),
             command.record_alone,
+            command.slice_bytes,
         )
-        return Publishing(command.call, command.session, tuple(at for _, at in waiting.state), waiting.read)
+        frontiers = tuple(at for _, at in waiting.state)
+        return Publishing(command.call, command.session, frontiers, waiting.read, waiting.whole)
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one."""

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from deployment import durable_copies
 from deployment.durable_copies import DurableCopies
 from deployment.engine.durability import open_tier
 from deployment.engine.service import EngineService
 from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.publication_orders import PUBLICATIONS, logged_at, published_as
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES
 from state.document import open_document
 from state.durable import DurableTier
 from state.publication_policy import IDLE_SECONDS
@@ -25,10 +27,12 @@ from tests.engine.tiny import tiny_models, tiny_options
 BUDGET = 1 << 30
 
 
+@pytest.mark.parametrize("slice_bytes", [SLICE_BYTES, 500])
 def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the_first_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ):
     """The log stands still between a turn's end and the session's rest: both are written, one after the other."""
+    monkeypatch.setattr(durable_copies, "SLICE_BYTES", slice_bytes)
     options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
     now = [0.0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -157,6 +158,81 @@ def test_what_was_hashed_for_a_copy_is_not_hashed_again_for_the_durable_tier(dur
     monkeypatch.setattr(durable.tier, "publish", lambda *what: Published(Order(Epoch(1, 1), 1), True, 0))
     assert publish(driver, durable, ledger, 1).read > 0
     assert len(hashed) == 1, "but for the document's own trailer"
+
+
+def asked(driver: TinyDriver, ledger: tuple[int, ...], sequence: int, slice_bytes: int) -> Publishing:
+    record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
+    answer = driver.call(Publish("p", "s", KEY, Order(Epoch(1, 1), sequence), record, slice_bytes=slice_bytes))
+    assert isinstance(answer, Publishing), answer
+    return answer
+
+
+def asked_for_all(driver: TinyDriver, ledger: tuple[int, ...], sequence: int, slice_bytes: int) -> list[int]:
+    """How much was read after each slice."""
+    answers: list[Publishing] = []
+    while not (answers and answers[-1].whole):
+        assert len(answers) < 500, "it does not come to its end"
+        answers.append(asked(driver, ledger, sequence, slice_bytes))
+    return [answer.read for answer in answers]
+
+
+def copied(driver: TinyDriver) -> None:
+    """Gives an image of the session to its copies, as every turn's end does first."""
+    slices = Slices(NOTHING)
+    while not (part := driver.call(slices.asking(Export("e", "s", slice_bytes=1 << 20)))).whole:
+        slices.take(part)
+
+
+def test_a_publication_in_slices_reads_no_more_than_its_slices_at_once_and_is_the_same(durable: Durable) -> None:
+    driver, whole = durable.driver(), Durable()
+    ledger = turn(driver, (), 150)
+    copied(driver)
+    first = asked(driver, ledger, 1, 700)
+    assert not first.whole and not durable.outcomes and not durable.segments()
+    read = [0, first.read, *asked_for_all(driver, ledger, 1, 700)]
+    geometry = driver.engine.memory.geometry
+    page = max(geometry.target_page_bytes, geometry.draft_page_bytes) + 512
+    assert durable.writer.flush(30) and durable.outcomes[1].payload
+    assert all(0 < after - before < 700 + page for before, after in itertools.pairwise(read))
+    driver.engine._exchange._durable = whole.sessions
+    publish(driver, whole, ledger, 1)
+    assert durable.segments() == whole.segments() and len(read) > 3
+    assert durable.tier.latest(KEY) == whole.tier.latest(KEY)
+    assert whole.writer.close(30)
+
+
+def test_slices_are_of_the_first_ones_moment_whatever_turns_come_between(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    turn(driver, ledger, 20)
+    asked_for_all(driver, ledger, 1, 700)
+    assert durable.writer.flush(30) and max(at for _, at in durable.state[1]) == len(ledger) - 1
+
+
+def test_state_that_goes_between_two_slices_is_left_out_and_what_is_written_is_whole(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    table = driver.engine._sessions
+    table._evict(table.checkpoints("s")[0])
+    asked_for_all(driver, ledger, 1, 700)
+    assert durable.writer.flush(30) and durable.state[1] == (("turn_end", len(ledger) - 1),)
+    assert found(durable, durable.driver()).frontiers == (len(ledger) - 1,)
+
+
+def test_a_publication_that_nobody_asks_on_for_is_dropped_with_the_next_one(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    publish(driver, durable, ledger, 2)
+    assert list(durable.outcomes) == [2] and not durable.sessions._prepared
+    assert not asked(driver, turn(driver, ledger, 90), 3, 700).whole
+    driver.call(Drop("d", "s"))
+    assert not durable.sessions._prepared
 
 
 def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Durable) -> None:
