@@ -420,9 +420,13 @@ class Engine:
             raise not_here(turn)
 
     def abandon(self, reason: str) -> None:
-        """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        """The engine is at its end: every turn fails, those that wait too, and what they had committed is told. Asks
+        nothing of the device."""
         self._compiling.close()
         self._outbox.release()
+        for ticket in self._scheduler.waiting:
+            if ticket.turn not in self._suspended:
+                self._emit(Failed(ticket.turn, errors.INTERNAL_ERROR, reason))
         for lane in (*self._lanes, *self._suspended.values()):
             self._endings.tell(tell(lane, len(lane.published), None))
             kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None
