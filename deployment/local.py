@@ -184,8 +184,13 @@ def _deploy(args: AppArgs, app: str, host: str, port: int, tls: Tls | None) -> s
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None
-    scheme = "http" if tls is None else "https"
-    return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    return url_of(host, port, tls)
+
+
+def url_of(host: str, port: int, tls: Tls | None) -> str:
+    """Under which a server that listens there is found from here."""
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"{'http' if tls is None else 'https'}://{name}:{port}"
 
 
 def _cause(app: str) -> str:

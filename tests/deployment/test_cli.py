@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from deployment import cli
 from deployment.cli import app
-from deployment.local import LaunchError, _uninterrupted, port_is_free, take_down, why_not
+from deployment.local import LaunchError, _uninterrupted, port_is_free, take_down, url_of, why_not
 from model import DEMO
 
 
@@ -32,6 +33,15 @@ def refused(*arguments: str) -> str:
 
 def copied(source: str, directory: Path) -> Path:
     return Path(shutil.copytree(DEMO / source, directory / source, copy_function=shutil.copyfile))
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [("::1", "[::1]"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("gpu-1", "gpu-1")],
+)
+def test_a_server_is_told_under_a_url_that_finds_it(host: str, named: str):
+    url = httpx.URL(url_of(host, 8000, None))
+    assert str(url) == f"http://{named}:8000" and url.port == 8000
 
 
 def test_model_directory_that_does_not_exist_is_named():
