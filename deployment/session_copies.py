@@ -133,6 +133,8 @@ class SessionCopies:
             await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
+            if self._held(session.key) is not session:
+                raise NotOwned(f"session {session.key} was lost before all copies had it")
         except (NotOwned, TimeoutError):
             raise session_unavailable(session.key.session, "its copies do not answer") from None
         finally:

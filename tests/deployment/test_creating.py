@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,11 @@ from deployment.engine.commands import Command, Export, Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.errors import RequestError
 from deployment.ownership.log import HeadMoved
+from deployment.ownership.owner import State
 from deployment.ownership.words import NOTHING, SessionKey
-from deployment.session import Session
+from deployment.session import Session, engine_id_of
 from state.session_record import SessionRecord
-from tests.deployment.in_process import World, packed, unpacked
+from tests.deployment.in_process import Replica, World, packed, unpacked
 from tests.deployment.keeping import KEY, get, refused, run, turn
 
 
@@ -32,6 +34,69 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         fresh, _ = await get(world, "b", empty_key, must_exist=True)
         assert fresh.created and fresh.ledger == ()
         assert (await refused(world.replicas["b"].creating.empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def _changes_its_set_before_its_image_is_given(world: World, replica: Replica, key: SessionKey) -> None:
+    """Another store joins while the image is made, and is silent for a moment once it is to be in the set."""
+
+    async def joins(command: Command) -> None:
+        if isinstance(command, Export) and command.session == engine_id_of(key):
+            replica.service.before = None
+            owner = replica.owned._owned[key].owner
+            world.add_store("y", 1 << 30)
+            while owner.state is not State.TAKING:
+                await asyncio.sleep(0)
+            world.away.add("y")
+            asyncio.get_running_loop().call_later(0.3, world.away.discard, "y")
+
+    replica.service.before = joins
+
+
+def test_a_fork_whose_set_changes_while_its_image_is_made_is_in_its_copies_before_anybody_hears_of_it():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, child_key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+        _changes_its_set_before_its_image_is_given(world, a, child_key)
+        async with a.creating.of_past(child_key, parent.record(), parent) as child:
+            a.service.held.add(child.engine_id)
+        world.kill("a")
+        again, _ = await get(world, "b", child_key, must_exist=True)
+        assert again.ledger == parent.ledger
+
+    run(steps, lambda: World("x"))
+
+
+def test_a_checkpoint_that_is_made_while_its_sessions_set_changes_is_in_its_copies_before_anybody_hears_of_it():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        session.fork_points.append(replace(session.fork_points[-1], name="here"))
+        _changes_its_set_before_its_image_is_given(world, a, KEY)
+        await a.keeper.copies.recorded(session)
+        world.kill("a")
+        again, _ = await get(world, "b", must_exist=True)
+        assert [point.name for point in again.fork_points] == [None, "here"]
+
+    run(steps, lambda: World("x"))
+
+
+def test_a_fork_that_is_lost_while_its_image_is_made_is_refused():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, child_key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+
+        async def lost(command: Command) -> None:
+            held = a.keeper.held(child_key)
+            if isinstance(command, Export) and held is not None:
+                a.keeper._lose(held)
+
+        a.service.before = lost
+        with pytest.raises(RequestError) as caught:
+            async with a.creating.of_past(child_key, parent.record(), parent):
+                pass
+        assert caught.value.refused.code == "session_unavailable"
 
     run(steps)
 

@@ -34,7 +34,8 @@ VERDICT_SECONDS = 4.0
 
 @dataclass
 class Bugs:
-    """The machines that are played. Tests put wrong ones in."""
+    """The machines that are played. Tests put wrong ones in. `slow_images`: one that a session is made of takes
+    some seconds, and is given while the set changes, if it does in these."""
 
     directory: type[Directory] = Directory
     store: type[Store] = Store
@@ -42,6 +43,7 @@ class Bugs:
     standing: type[Standing] = Standing
     registry: type[Registry] = Registry
     hasty_images: bool = False
+    slow_images: bool = False
 
 
 @dataclass

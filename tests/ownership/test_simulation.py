@@ -9,18 +9,19 @@ from collections import Counter
 
 import pytest
 
-from tests.ownership.cluster import run
+from tests.ownership.cluster import Bugs, run
 from tests.ownership.faults import FAULTS
 
 SOAK_SCHEDULES = 100_000
 CI_SCHEDULES = 2_000
+CI_SLOW_SCHEDULES = 100
 
 
-def play(seeds: range) -> Counter[str]:
+def play(seeds: range, machines: Bugs | None = None) -> Counter[str]:
     """Raises `Broken` with the seed at the first schedule that breaks a promise."""
     seen: Counter[str] = Counter()
     for seed in seeds:
-        counts = run(seed)
+        counts = run(seed, machines)
         seen.update(counts.faults)
         seen.update(
             steps=counts.steps, tokens=counts.tokens, takeovers=counts.takeovers, forks=counts.forks, lost=counts.lost,
@@ -36,9 +37,13 @@ def test_no_schedule_breaks_a_promise_and_every_kind_of_fault_is_in_them():
     assert seen["forks"] > CI_SCHEDULES / 2 and seen["found_again"] > 0
 
 
+def test_no_fork_is_lost_whose_set_changes_while_its_image_is_made():
+    assert play(range(CI_SLOW_SCHEDULES), Bugs(slow_images=True))["forks"] > CI_SLOW_SCHEDULES / 4
+
+
 @pytest.mark.soak
 def test_no_schedule_of_very_many_breaks_a_promise():
-    print(play(range(SOAK_SCHEDULES)))
+    print(play(range(SOAK_SCHEDULES)), play(range(SOAK_SCHEDULES // 5), Bugs(slow_images=True)))
 
 
 def test_joiner_of_a_forked_session_gets_the_image_that_its_log_begins_with():
