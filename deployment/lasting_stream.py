@@ -39,8 +39,8 @@ Events = AsyncGenerator[Told, None]
 class _Reader:
     """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
     are over; `turn`: whose events they are, which may have begun before who reads them asked; `draws`: its seed;
-    `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`: since when nobody tells
-    anything of it."""
+    `sent_to`: who should be asked next, by the word of the one that was asked before; `asked`: who said so since
+    the last pause; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
     turn: str | None = None
@@ -49,6 +49,13 @@ class _Reader:
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     lost: float | None = None
     sent_to: NotHere | None = None
+    asked: set[str] = field(default_factory=set)
+
+    async def pause(self) -> None:
+        """Unless somebody is named who was not asked just now: two that name each other are not asked in a circle."""
+        if self.sent_to is None or self.sent_to.owner in self.asked:
+            self.asked.clear()
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
         sent, self.sent_to = self.sent_to, None
@@ -116,8 +123,7 @@ class LastingStream:
                 if reader.gives_up():
                     yield _lost()
                     return
-                if reader.sent_to is None:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                await reader.pause()
 
     async def followed(
         self, key: SessionKey, turn: str, after: EventId | None, placement: Placed | None, reader: _Reader | None = None
@@ -142,8 +148,7 @@ class LastingStream:
                     yield _lost()
                     return
             placement = None
-            if reader.sent_to is None:
-                await asyncio.sleep(AGAIN_SECONDS)
+            await reader.pause()
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
@@ -177,6 +182,7 @@ class LastingStream:
                         where = answer
                     elif isinstance(answer, NotHere):
                         reader.sent_to = answer
+                        reader.asked.add(answer.replica or teller or "")
                         raise _Lost
                     elif isinstance(answer.event, Moved):
                         reader.sent_to = NotHere("", answer.event.owner)

@@ -116,7 +116,7 @@ class EngineReplica:
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
-        self._drainer = Drainer(self._keeper)
+        self._drainer = Drainer(self._id, self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
         creating = Creating(self._service, self._keeper)
         forking = Forking(self._service, self._keeper, creating)
@@ -210,7 +210,7 @@ class EngineReplica:
     async def _sent_on(self, route: Route, request: TurnRequest) -> str | None:
         """Who takes the turn instead of this replica, which is about to go."""
         if request.key is not None:
-            return await self._drainer.sent_on(request.key)
+            return await self._drainer.sent_on(request.key, route.placement.owner if route.placement else None)
         known = self._turns.repeated(request) is not None
         return None if known else self._drainer.destination(route.affinity)
 

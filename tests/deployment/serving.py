@@ -77,7 +77,7 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
-    replica._drainer = Drainer(a.keeper)
+    replica._drainer = Drainer("a", a.keeper)
     replica._sessions = SessionDesk("a", a.keeper, a.creating, a.forking, replica._state_limit, replica._turns)
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)

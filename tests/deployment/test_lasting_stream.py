@@ -158,6 +158,24 @@ def test_who_asked_again_for_a_turn_that_runs_follows_that_turn(key: SessionKey 
     assert (method, turn) == ("follow_turn", TURN)
 
 
+@pytest.mark.parametrize("read", [lambda fake: taken(fake, asked()), followed], ids=["begun", "followed"])
+def test_two_replicas_that_name_each_other_are_asked_again_after_a_pause(read: Any, monkeypatch: pytest.MonkeyPatch):
+    """As when one that is about to go is the owner of what it does not hold: by its own word, or by nobody's name."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float, sleep: Any = asyncio.sleep) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("deployment.lasting_stream.asyncio.sleep", sleep)
+    monkeypatch.setattr("deployment.lasting_stream.AGAIN_SECONDS", 0.125)
+    circle = [[NotHere("", "r2")], [NotHere("r2", "r1")]]
+    fake = Fake(*circle, *circle, [opened(), delta(5, 0), closed()])
+    assert read(fake) == [opened().event, delta(5, 0).event, closed().event]
+    assert [route.replica for _, route, _ in fake.calls] == ["r1", "r2", "r1", "r2", "r1"]
+    assert pauses.count(0.125) == 2, "one that is named and was not asked is asked at once"
+
+
 def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
     fake = Fake([opened(), LOST], [LOST], [opened("r2"), delta(5, 0), closed()])
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event]
