@@ -71,7 +71,6 @@ class SessionApi:
     async def beginning(self, request: Request, start: str) -> tuple[str, ...]:
         """Names of the asker's sessions that begin so, in their order."""
         tenant = tenant_of(request)
-        await located(self._cluster, SessionKey(tenant, start))  # until then the directory may not know all of them
         names = [placed.key.session for placed in await self._sessions(tenant)]
         return tuple(sorted(name for name in names if name.startswith(start)))
 
@@ -202,6 +201,9 @@ class SessionApi:
         return replica in [one.replica for one in await self._replicas.all()]
 
     async def _sessions(self, tenant: str) -> tuple[Placed, ...]:
+        """All of a tenant's. RequestError (503) while nobody can say."""
+        # Of a name that no session has it is known when all of them are that it is none.
+        await located(self._cluster, SessionKey(tenant, ""))
         try:
             return await self._cluster.sessions(tenant)
         except (RayError, TimeoutError):
