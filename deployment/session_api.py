@@ -34,7 +34,7 @@ from deployment.server_objects import (
     session_details,
     turns_object,
 )
-from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
+from deployment.wire import Adopted, ExportedSession, Movement, Route, SessionInfo
 from state.errors import StateError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LOCATE_SECONDS = 10.0
 SHOWN_SECONDS = 10.0
+STAYING_SECONDS = 2.0
 
 DOCUMENT_TYPE = "application/vnd.dflash.session"
 
@@ -134,7 +135,7 @@ class SessionApi:
     async def migrate(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(MigrateBody, await document_of(request, empty=True))
-        target = _emptiest(await self._replicas.all(), placement.owner) if body.to is None else body.to
+        target = await self._emptiest(placement.owner) if body.to is None else body.to
         if body.to is not None and not await self._is_there(body.to):
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
         key, source, movement = placement.key, placement.owner, Movement()
@@ -192,6 +193,20 @@ class SessionApi:
         made = partial(self._made, key, lambda there: there.frontier == document.manifest.session.frontier)
         answer = await made("import_session", Route(str(key)), key, np.frombuffer(body, np.uint8))
         return adopted_object(key.session, "imported", answer)
+
+    async def _emptiest(self, owner: str | None) -> str:
+        """Of those that stay: one that is about to go would give the session away at once. The directory hears of one
+        that has just come within a moment."""
+        others = [one for one in await self._replicas.all() if one.replica != owner]
+        deadline = time.monotonic() + STAYING_SECONDS
+        while others:
+            staying = await self._cluster.staying(beside=owner or "")
+            if stay := [one for one in others if one.replica in staying]:
+                return min(stay, key=lambda one: one.sessions).replica
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.25)
+        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
 
     async def _is_there(self, replica: str) -> bool:
         """By the directory, since an engine in a long step keeps its replica from answering; or by the replica itself,
@@ -259,10 +274,3 @@ def _key_of(request: Request, body: SessionBody) -> SessionKey:
 
 def _owner(placement: Placed) -> Route:
     return Route(str(placement.key), placement.owner, placement)
-
-
-def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
-    others = [replica for replica in replicas if replica.replica != owner]
-    if not others:
-        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
-    return min(others, key=lambda replica: replica.sessions).replica
