@@ -155,8 +155,9 @@ class DurableCopies:
     # -------------------------------------------------------------------------------------------- and back
 
     @asynccontextmanager
-    async def found(self, key: SessionKey) -> AsyncGenerator[Found | None, None]:
-        """The newest whole publication; None if there is none, or the store cannot say."""
+    async def found(self, key: SessionKey, begun: Epoch | None = None) -> AsyncGenerator[Found | None, None]:
+        """The newest whole publication; None if there is none, or the store cannot say. `begun`: the epoch under which
+        somebody began to bring the session back, and was cut off before it could be continued."""
         if self._tier is None:
             yield None
             return
@@ -172,7 +173,7 @@ class DurableCopies:
                 yield None
             else:
                 order = opened.publication.order
-                yield Found(order, opened.document, await asyncio.to_thread(self._continues, key, order))
+                yield Found(order, opened.document, await asyncio.to_thread(self._continues, key, order, begun))
         finally:
             await asyncio.to_thread(reading.__exit__, None, None, None)
 
@@ -181,14 +182,17 @@ class DurableCopies:
         async with self.found(key) as found:
             return found is not None
 
-    async def taken(self, key: SessionKey) -> None:
-        """A session was brought back, and turns may follow: what lies in the tier is not the newest for ever."""
-        await asyncio.to_thread(self._registry.note_restored, key_digest(key))
+    async def taken(self, key: SessionKey, epoch: Epoch) -> None:
+        """A session is brought back, and turns may follow: what lies in the tier is not the newest for ever."""
+        await asyncio.to_thread(self._registry.note_restored, key_digest(key), epoch)
 
-    def _continues(self, key: SessionKey, order: Order) -> bool:
-        """Of a session that this cluster never had, nothing can have been published since."""
+    def _continues(self, key: SessionKey, order: Order, begun: Epoch | None) -> bool:
+        """Of a session that this cluster never had, or only began to bring back, nothing can have been published
+        since."""
         registry = self._registry
-        return order.epoch.incarnation < registry.first_incarnation() and not registry.was_restored(key_digest(key))
+        restored = registry.restored_under(key_digest(key))
+        never_had = restored is None or (begun is not None and restored >= begun)
+        return order.epoch.incarnation < registry.first_incarnation() and never_had
 
     @property
     def _registry(self) -> Registry:

@@ -34,7 +34,7 @@ from deployment.moving import Send
 from deployment.ownership.log import OLDER, HeadMoved, Numbered
 from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
 from deployment.ownership.words import Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
+from deployment.rebuilding import Rebuilder, begun_again, exists, lacks_image, unfinished
 from deployment.session import Session
 from deployment.session_copies import KEPT_SECONDS, SessionCopies
 from deployment.session_log import LoggedTurn, deleted_under
@@ -161,7 +161,9 @@ class SessionKeeper:
                 opened = await self.taken(key, anew=False, alone=alone)
             except NoCopyLeft:
                 return await self._restored(key, anew, accept_durable)
-            if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
+            if lacks_image(opened):
+                return await self._restored(key, anew, accept_durable, opened)
+            if unfinished(opened) and await self._durable.has(key):
                 return await self._restored(key, anew, accept_durable)
             if must_exist and not exists(opened):
                 await self._take_back(opened)
@@ -169,11 +171,15 @@ class SessionKeeper:
             await self.end_durable(opened)
             return await self._load(opened)
 
-    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+    async def _restored(
+        self, key: SessionKey, anew: bool, accept_durable: bool, begun: Opened | None = None
+    ) -> tuple[Session, Hit]:
         """A session of which no copy is left that counts: from the durable tier, or by the history that its client
-        has."""
-        async with self._durable.found(key) as found:
-            usable = found is not None and (found.continues or accept_durable or anew)
+        has. `begun`: what is left where somebody was cut off who did the same."""
+        under = begun_again(begun) if begun is not None else None
+        async with self._durable.found(key, under) as found:
+            untouched = begun is None or under is not None
+            usable = found is not None and ((found.continues and untouched) or accept_durable or anew)
             if not usable and not anew:
                 self._owned.forget(key)
                 why = "no copy of its newest state is left; send the full history"
@@ -190,9 +196,15 @@ class SessionKeeper:
             while not self._is_loaded(opened):
                 opened = await self.taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
+            session.moving = True
             self.keep(session)
-            await self.copies.settle_again(session)
-            await self._durable.taken(key)
+            try:
+                await self._durable.taken(key, session.epoch)
+                await self.copies.settle_again(session)
+            except BaseException:  # nobody may go on with what no copy has, nor take its log for all of it
+                await self.forget(session)
+                raise
+            session.moving = False
         return session, hit
 
     async def adopt(self, offer: Offer) -> None:
@@ -409,7 +421,7 @@ class SessionKeeper:
                 session.epoch, session.since = opened.epoch, 0
                 self._sessions[key] = session
                 await self.copies.settle_again(session)
-            except (NotOwned, RequestError) as error:
+            except (NotOwned, RequestError, EngineError) as error:
                 log.warning("session %s is given up: %s", key, error)
                 self._owned.forget(key)
                 self._sessions.pop(key, None)

@@ -26,7 +26,7 @@ from deployment.metrics.transfers import Transfers
 from deployment.ownership.log import Deleted, HeadMoved, Record
 from deployment.ownership.log_format import read_head
 from deployment.ownership.messages import Image, Opened
-from deployment.ownership.words import Member, SessionKey
+from deployment.ownership.words import Epoch, Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
@@ -178,10 +178,17 @@ def unfinished(opened: Opened) -> bool:
 
 
 def lacks_image(opened: Opened) -> bool:
-    """Whether an older session was to be given new copies, and its owner died before the first of them had it."""
-    moves = [one for one in living(opened.records) if isinstance(one, HeadMoved)]
-    alone = len(moves) == len(living(opened.records))
-    return alone and not opened.images and any(one.turn is not None for one in moves)
+    """Whether an older session was to be given new copies, and its owner died before the first of them had it. What its
+    log says after that, if anything, is not all of it."""
+    first = next(iter(living(opened.records)), None)
+    return not opened.images and isinstance(first, HeadMoved) and first.turn is not None
+
+
+def begun_again(opened: Opened) -> Epoch | None:
+    """The epoch under which that began; None if it did not, or if the session has gone on since."""
+    said = living(opened.records)
+    untouched = lacks_image(opened) and all(isinstance(one, HeadMoved) for one in said)
+    return said[0].order.epoch if untouched else None
 
 
 def _needs_image(record: Record) -> bool:
