@@ -72,7 +72,7 @@ class SessionKeeper:
         self.transfers = Transfers()
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
-        self.ending = Ending(self._owned, durable, self._sessions, self.write, self.forget)
+        self.ending = Ending(self._owned, durable, self._sessions, self.write, self.forget, self._spawn)
         self.copies = SessionCopies(
             cluster.node,
             service,
