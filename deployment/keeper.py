@@ -7,10 +7,11 @@ is not in the log goes on here, from the last round that is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ray.exceptions import RayError
@@ -157,19 +158,20 @@ class SessionKeeper:
             deleted = self.ending.deleted_under(key)
             if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
-            try:
-                opened = await self.taken(key, anew=False, alone=alone)
-            except NoCopyLeft:
-                return await self._restored(key, anew, accept_durable)
-            if lacks_image(opened):
-                return await self._restored(key, anew, accept_durable, opened)
-            if unfinished(opened) and await self._durable.has(key):
-                return await self._restored(key, anew, accept_durable)
-            if must_exist and not exists(opened):
-                await self._take_back(opened)
-                raise unknown_session(key.session)
-            await self.end_durable(opened)
-            return await self._load(opened)
+            with self.taking(key):
+                try:
+                    opened = await self.taken(key, anew=False, alone=alone)
+                except NoCopyLeft:
+                    return await self._restored(key, anew, accept_durable)
+                if lacks_image(opened):
+                    return await self._restored(key, anew, accept_durable, opened)
+                if await self._is_durable_alone(opened):
+                    return await self._restored(key, anew, accept_durable)
+                if must_exist and not exists(opened):
+                    await self._take_back(opened)
+                    raise unknown_session(key.session)
+                await self.end_durable(opened)
+                return await self._load(opened)
 
     async def _restored(
         self, key: SessionKey, anew: bool, accept_durable: bool, begun: Opened | None = None
@@ -244,6 +246,33 @@ class SessionKeeper:
         while not self._is_loaded(opened):
             opened = await self.taken(opened.key, anew=False)
         return opened
+
+    @contextlib.contextmanager
+    def taking(self, key: SessionKey) -> Iterator[None]:
+        """While a session is made this replica's. If who wants it leaves meanwhile, a name under which there is nothing
+        is free again."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._spawn(self._left(key))
+            raise
+
+    async def _left(self, key: SessionKey) -> None:
+        async with self.getting.of(key):
+            if self.held(key) is not None:
+                return  # somebody else wanted it, too
+            try:
+                opened = await self.taken(key, anew=False)
+                if exists(opened) or await self._is_durable_alone(opened):
+                    self.give_back(key)
+                else:
+                    await self._take_back(opened)
+            except (NotOwned, RequestError) as error:
+                log.info("session %s, which nobody waits for any more, is not taken back: %s", key, error)
+
+    async def _is_durable_alone(self, opened: Opened) -> bool:
+        """Whether its copies say nothing of a session that the durable tier has."""
+        return unfinished(opened) and await self._durable.has(opened.key)
 
     async def _take_back(self, opened: Opened) -> None:
         """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. RequestError

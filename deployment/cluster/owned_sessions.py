@@ -180,6 +180,10 @@ class OwnedSessions:
         except NotOwned:
             self._forget_unopened(owned)
             raise
+        except asyncio.CancelledError:
+            if owned.owner.grant is None:
+                self._forget_unopened(owned)
+            raise
         if owned.end is not None:
             self._forget_unopened(owned)
             raise owned.end

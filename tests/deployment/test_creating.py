@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,13 @@ from deployment.engine.commands import Command, Export, Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.errors import RequestError
 from deployment.ownership.log import HeadMoved
+from deployment.ownership.messages import Claim
 from deployment.ownership.owner import State
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session, engine_id_of
 from state.session_record import SessionRecord
 from tests.deployment.in_process import Replica, World, packed, unpacked
-from tests.deployment.keeping import KEY, get, refused, run, turn
+from tests.deployment.keeping import KEY, get, refused, run, turn, until
 
 
 def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it():
@@ -248,6 +250,71 @@ def test_an_import_whose_client_goes_away_leaves_the_name_free():
         assert await a.link.locate(KEY) is None and a.keeper.held(KEY) is None
         a.service.before = None
         assert (await a.creating.imported(KEY, document)).free
+
+    run(steps)
+
+
+@pytest.mark.parametrize("far", ["asked", "granted", "sealed"])
+@pytest.mark.parametrize("how", ["made", "begun", "imported", "forked"])
+def test_a_name_whose_client_goes_away_while_it_is_taken_is_free(how: str, far: str, monkeypatch: pytest.MonkeyPatch):
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, name, reached = world.replicas["a"], SessionKey(KEY.tenant, "new"), asyncio.Event()
+
+        async def taken() -> None:
+            if how == "made":
+                await a.creating.empty(name)
+            elif how == "begun":
+                await a.keeper.acquire(name, None, must_exist=False)
+            elif how == "imported":
+                await a.creating.imported(name, packed(SessionRecord("x", (1, 2)), True))
+            else:
+                async with a.creating.of_past(name, parent.record(), parent):
+                    pass
+
+        async def endless(claim: Claim, answered: Any = a.link.claim) -> Any:
+            if reached.is_set():
+                return await answered(claim)
+            if far == "granted":
+                await answered(claim)
+            reached.set()
+            await asyncio.sleep(1e9)
+
+        if far == "sealed":
+            world.away.update("xy")
+        else:
+            monkeypatch.setattr(a.link, "claim", endless)
+        taking = asyncio.create_task(taken())
+        if far == "sealed":
+            await until(lambda: name in a.owned._owned and a.owned._owned[name].owner.grant is not None)
+        else:
+            await reached.wait()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        world.away.clear()
+        async with asyncio.timeout(5):
+            while a.keeper.getting.of(name).locked() or name in a.owned._owned or await a.link.locate(name) is not None:
+                await asyncio.sleep(0.01)
+        assert (await world.replicas["b"].creating.empty(name)).free
+
+    run(steps)
+
+
+def test_a_session_whose_client_goes_away_while_it_is_taken_over_is_there_still():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        b = world.replicas["b"]
+        world.away.update("xy")
+        taking = asyncio.create_task(get(world, "b", must_exist=True))
+        await until(lambda: KEY in b.owned._owned and b.owned._owned[KEY].owner.grant is not None)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        world.away.clear()
+        await until(lambda: not b.keeper.getting.of(KEY).locked() and KEY not in b.owned._owned)
+        assert (await get(world, "b", must_exist=True))[0].ledger == before.ledger
 
     run(steps)
 
