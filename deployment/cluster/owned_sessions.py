@@ -132,9 +132,6 @@ class OwnedSessions:
         ended = owned is None or owned.end is not None or owned.owner.state is State.DELETED
         return owned is not None and owned.opened is not None and not ended
 
-    def epoch(self, key: SessionKey) -> Epoch:
-        return self._owned[key].owner.epoch
-
     def members(self, key: SessionKey) -> tuple[Member, ...]:
         """The stores that hold its copies."""
         owned = self._owned.get(key)
