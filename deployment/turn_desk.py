@@ -175,11 +175,13 @@ class TurnDesk:
         now = self._unix()
         since = now - REPEAT_SECONDS
         for record in reversed(session.turns):
-            if session.keyed and record.ended_at + KEPT_SECONDS < now:
-                return None  # its key is free again, though nobody has taken it away yet
+            key_is_free = record.ended_at + KEPT_SECONDS < now
+            if session.keyed and key_is_free:
+                return None  # nobody has taken it away yet
             if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
-            if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
+            key = request.idempotency_key
+            if key is not None and record.idempotency_key == key and not key_is_free:
                 check_same(request, record.request_sha256, session.key, record.id)
                 return self._recorded(session.key, record)
         return None

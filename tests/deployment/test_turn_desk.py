@@ -282,6 +282,24 @@ def test_a_key_in_the_sessions_records_leads_to_the_replica_that_ran_the_turn_an
     run(steps)
 
 
+def test_a_key_in_the_sessions_records_is_free_again_a_day_after_its_turns_end():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(idempotency_key="k", key=KEY))
+        d.clock.advance(KEPT_SECONDS + 1)
+        second = await d.finished(d.asked("Other", idempotency_key="k", key=KEY))
+        assert second is not first
+        before, after = d.keeper.session.turns
+        assert before.idempotency_key == after.idempotency_key == "k"
+        d.keeper.session.turns = [before, replace(after, ended_at=before.ended_at + KEPT_SECONDS + 1)]
+        d.table.forget(KEY)
+        with pytest.raises(RequestError) as caught:
+            await d.take(d.asked(idempotency_key="k", key=KEY))
+        assert caught.value.refused.status == 422, "it is the second one's now"
+
+    run(steps)
+
+
 def test_turns_of_a_deleted_session_are_not_those_of_another_one_with_its_name():
     async def steps() -> None:
         d = Desk()
