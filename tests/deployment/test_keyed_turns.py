@@ -206,6 +206,27 @@ def test_a_tenants_large_turn_costs_no_other_tenant_its_own():
         run(lambda: steps(world))
 
 
+def test_what_is_left_where_a_keyed_turn_never_began_ends_once_it_was_seen_twice():
+    async def steps(world: World) -> None:
+        world.start()
+        a = world.replicas["a"]
+        expiry = KeyedExpiry(a.keeper, a.link, ROOM)
+        left, again, moves = (SessionKey("t" * 64, f"{KEYED}{name}") for name in ("left", "again", "moves"))
+        for key in (left, again, moves):
+            await a.keeper.acquire(key, None, must_exist=False)
+        await expiry.end_empty()
+        assert [one.key for one in a.keeper.all()] == [left, again, moves], "its turn may be about to begin"
+        kept, moving = a.keeper.held(again), a.keeper.held(moves)
+        assert kept is not None and moving is not None
+        kept.turns, moving.moving = [TURN], True
+        await expiry.end_empty()
+        assert [one.key for one in a.keeper.all()] == [again, moves]
+        assert await a.link.locate(left) is None
+
+    with closing(World("x")) as world:
+        run(lambda: steps(world))
+
+
 def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():
     class Torn:
         async def unowned(self, beginning: str) -> tuple[Placed, ...]:
