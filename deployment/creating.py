@@ -84,16 +84,16 @@ class Creating:
         """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
         if self._keeper.held(key) is not None:
             raise session_exists(key.session)
-        with self._keeper.taking(key):
+        with self._keeper.taking.for_somebody(key):
             try:
-                opened = await self._keeper.taken(key, anew=False, alone=alone)
+                opened = await self._keeper.taking.taken(key, anew=False, alone=alone)
             except (OwnedElsewhere, NoCopyLeft):
                 raise session_exists(key.session) from None
             if exists(opened):
-                self._keeper.give_back(key)
+                self._keeper.taking.give_back(key)
                 raise session_exists(key.session)
-            await self._keeper.end_durable(opened)
-            return await self._keeper.as_nothing(opened)
+            await self._keeper.taking.end_durable(opened)
+            return await self._keeper.taking.as_nothing(opened)
 
     async def _exactly(self, key: SessionKey, document: bytes) -> SessionRecord:
         """Loads a document that comes from outside, all of it or nothing. RequestError: 400 for one that is not whole,

@@ -141,8 +141,8 @@ def test_a_session_that_went_on_before_any_copy_had_it_is_not_taken_for_its_log_
     async def steps(world: World) -> None:
         a_new_cluster(world)
         a = world.replicas["a"]
-        opened = await a.keeper.taken(KEY, anew=True, first=OLDER)
-        assert a.keeper._is_loaded(opened)
+        opened = await a.keeper.taking.taken(KEY, anew=True, first=OLDER)
+        assert a.keeper.taking.is_loaded(opened)
         session = a.keeper.keep(Session.of_record(KEY, opened.epoch, RECORD))
         await a.keeper.write(KEY, [HeadMoved(NOTHING, "x", len(RECORD.ledger))])
         await begin(a, session, (8,))
