@@ -1,6 +1,6 @@
 """For how long does a client wait when the replica, or the node, that runs its turn is killed?
 
-    python -m bench.failover [--replicas 20] [--nodes 6] [--output FILE]
+    python -m bench.failover [--replicas 20] [--nodes 6] [--directories 10] [--output FILE]
 
 A head and two nodes on loopback with a replica of the demo model each. One answer at a time is streamed; in its middle
 its owner's process is killed with SIGKILL, or its whole node is. Every answer must be the undisturbed one. The next
@@ -9,6 +9,9 @@ kill waits until all parts are there again.
 Seconds are from the kill to the next token at the client, prefill included. Of a node's death the cluster knows after
 its health checks (here 2 to 4 s, as `tests/e2e/chaos/nodes.py` sets them); `after_verdict`: from the moment when Ray
 said so, or from the end of the owner's lease if that was earlier.
+
+Of a killed directory: to the first new session, which no replica gets before the directory has heard every store, and
+to the first time that it says where a session is. It must say so rightly, or "wait".
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +35,14 @@ from typing import Any
 import httpx
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from bench.facts import commit
 from bench.gpu import write_results
+from deployment.api_keys import any_key
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK
+from deployment.ownership.messages import Placed, Wait
+from deployment.ownership.words import SessionKey
 from tests.e2e.chaos.nodes import Nodes, cluster_of, process_of, replicas, until
 from tests.e2e.chaos.reading import Answer, asked, take
 
@@ -43,6 +51,12 @@ SETTLE_SECONDS = 3.0
 
 BEFORE_KILL = 12
 """Chunks that are read first."""
+
+DYING_SECONDS = 0.05
+"""Nobody answers any more so long after SIGKILL."""
+
+ASK_SECONDS = 1.0
+"""For how long the directory is waited for, before it is asked again."""
 
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}],
@@ -65,12 +79,20 @@ class Gap:
         return self.to_token - min(known, self.to_verdict if self.to_verdict is not None else known)
 
 
+@dataclass(frozen=True)
+class Rebuilt:
+    """Seconds from the directory's kill to a new session, and to the word where an older one is."""
+
+    to_grant: float
+    to_locate: float
+
+
 class Failovers:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._client = httpx.Client(
-            base_url=nodes.url, timeout=40, headers={"authorization": f"Bearer {secrets.token_hex(8)}"}
-        )
+        key = secrets.token_hex(8)
+        self._tenant = any_key(key)
+        self._client = httpx.Client(base_url=nodes.url, timeout=40, headers={"authorization": f"Bearer {key}"})
         self._usual = self._stream(lambda owner: None, BEFORE_KILL)[0].text
 
     def of_replicas(self, kills: int) -> list[Gap]:
@@ -82,6 +104,33 @@ class Failovers:
             gaps.append(self._gap(lambda owner: self._nodes.remove(owner["node"])))
             self._nodes.add()
         return gaps
+
+    def of_directories(self, kills: int) -> list[Rebuilt]:
+        return [self._rebuilt() for _ in range(kills)]
+
+    def _rebuilt(self) -> Rebuilt:
+        until(self._whole, "all parts are there")
+        time.sleep(SETTLE_SECONDS)
+        known = SessionKey(self._tenant, self._created())
+        directory = self._nodes.directory()
+        before = _located(directory, known)
+        if not isinstance(before, Placed) or before.owner is None:
+            raise AssertionError(f"{known} is not where it was created: {before}")
+        process = process_of(directory)
+        with ThreadPoolExecutor(1) as pool:
+            os.kill(process, signal.SIGKILL)
+            killed = time.monotonic()
+            granted = pool.submit(lambda: (self._created(), time.monotonic())[1])
+            time.sleep(DYING_SECONDS)
+            while not isinstance(placed := _located(directory, known), Placed):
+                time.sleep(0.02)
+            to_locate = time.monotonic() - killed
+            if (placed.owner, placed.members) != (before.owner, before.members):
+                raise AssertionError(f"{known}: {placed}, which before the kill was {before}")
+            return Rebuilt(granted.result() - killed, to_locate)
+
+    def _created(self) -> str:
+        return asked(self._client, "POST", "/v1/sessions", json={}).json()["id"]
 
     def _gap(self, kill: Callable[[dict[str, Any]], None]) -> Gap:
         until(self._whole, "all parts are there")
@@ -124,6 +173,17 @@ class Failovers:
         return False
 
 
+def _located(directory: Any, key: SessionKey) -> Placed | Wait | None:
+    """Wait, too, while the directory is being started. AssertionError if it takes the session for an unknown one."""
+    try:
+        placed: Any = ray.get(directory.locate.remote(key), timeout=ASK_SECONDS)
+    except (RayActorError, GetTimeoutError):
+        return Wait(key, 0.0)
+    if placed is None:
+        raise AssertionError(f"{key} is not found")
+    return placed
+
+
 def _dead() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
 
@@ -142,23 +202,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--directories", type=int, default=10)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with cluster_of(2) as nodes:
         failovers = Failovers(nodes)
         of_replicas = failovers.of_replicas(args.replicas)
         of_nodes = failovers.of_nodes(args.nodes)
+        of_directories = failovers.of_directories(args.directories)
+    counts = f"--replicas {args.replicas} --nodes {args.nodes} --directories {args.directories}"
     facts = {
-        "command": f"python -m bench.failover --replicas {args.replicas} --nodes {args.nodes}",
+        "command": f"python -m bench.failover {counts}",
+        "commit": commit(),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "prefilled_tokens": round(statistics.median(gap.prefilled for gap in of_replicas + of_nodes)),
     }
     measured = {
-        ("replica", "kill"): [gap.to_token for gap in of_replicas],
-        ("node", "kill"): [gap.to_token for gap in of_nodes],
-        ("node", "verdict"): [gap.after_verdict for gap in of_nodes],
+        ("replica", "kill", "token"): [gap.to_token for gap in of_replicas],
+        ("node", "kill", "token"): [gap.to_token for gap in of_nodes],
+        ("node", "verdict", "token"): [gap.after_verdict for gap in of_nodes],
+        ("directory", "kill", "grant"): [rebuilt.to_grant for rebuilt in of_directories],
+        ("directory", "kill", "locate"): [rebuilt.to_locate for rebuilt in of_directories],
     }
-    rows = [{"killed": who, "from": since, **summary(took)} for (who, since), took in measured.items() if took]
+    rows = [
+        {"killed": who, "from": since, "to": what, **summary(took)}
+        for (who, since, what), took in measured.items()
+        if took
+    ]
     for found in rows:
         print(found)
     if args.output:

@@ -241,7 +241,7 @@ async def moves_of_27b(hashed: bool) -> dict[str, Any]:
         destination.sessions.drop(name)
         source.sessions.drop(name)
     return {
-        "what": f"27B, replica to replica, {'hashed' if hashed else 'not hashed'}",
+        "what": f"27B, without a stream, replica to replica, {'hashed' if hashed else 'not hashed'}",
         "moves": len(pauses),
         "seconds": {"stands_p50": statistics.median(pauses), "stands_p99": percentile(sorted(pauses), 0.99)},
         "bytes_ahead": departure.bytes_ahead,
@@ -252,7 +252,7 @@ async def moves_of_27b(hashed: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--moves", type=int, default=50)
     parser.add_argument("--timeline", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)

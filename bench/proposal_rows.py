@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from model.config import load_generation_defaults
+from model.config import load_target_config
+from model.generation_defaults import load_generation_defaults
 from model.tokenizer import Tokenizer
 
 PIECE = 1 << 20
@@ -50,7 +51,7 @@ def main() -> None:
     tokenizer = Tokenizer.load(args.model)
     if not 1 <= args.rows <= tokenizer.public_rows:
         parser.error(f"--rows is {args.rows}, must be 1 to the {tokenizer.public_rows} public token ids")
-    always = load_generation_defaults(args.model).eos_ids
+    always = load_generation_defaults(args.model, load_target_config(args.model)).eos_ids
     rows = most_frequent(tokenizer, always, pieces(args.files), args.rows)
     save_file({"rows": rows}, args.output)
     print(f"{args.output}: {len(rows)} of {tokenizer.public_rows} token ids")

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from bench.facts import commit
 from bench.gpu import card, read_tbps, write_tables
 from bench.round_models import DTYPE, MODELS, random_models
 from bench.round_parts import CONTEXTS, rounds
@@ -30,7 +31,6 @@ from bench.round_peer import peer_rows
 from bench.round_prefill import matmul_tflops, plain_rows, prefill_rows
 from bench.round_ready import ready_rows
 from bench.round_stalls import slice_rows, stall_rows
-from bench.target_kernels import commit
 from kernels.gated_delta_net import Records
 from model.config import TargetConfig
 

@@ -9,7 +9,8 @@ first     to the first text: `cold`, of a message that nobody sent before; `warm
           on the device
 streams   64 streams at once on 8 lanes
 agents    8 sessions of 20 turns, all at once, each turn with what a tool might say. Bytes are those of the images that
-          went to the host store (`dflash_tier_bytes_total`)
+          went to the host store, and of what went to the durable tier (`dflash_tier_bytes_total`): once of a server
+          without one, and once, in the row `agents, durable`, of one that has a directory for it
 
 One replica. The server and its client share the machine's cores.
 """
@@ -22,6 +23,7 @@ import os
 import platform
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -45,6 +47,10 @@ from deployment.turns import full_history
 
 LANES = 8
 ARGS = AppArgs(replicas=1, lanes=LANES, durable=None)
+DURABLE = "agents, durable"
+
+FEW_TOKENS = {True: (2, 8), False: (8, 32)}
+"""By whether it is to be quick: how many conversations there are, and tokens of a turn, at the least."""
 
 Row = dict[str, Any]
 
@@ -94,24 +100,43 @@ def load_row(what: str, url: str, load: Load) -> Row:
     told = report(seen, seconds)
     if told.refused:
         raise RuntimeError(f"{what}: turns were refused: {told.refused}")
-    return {"what": what, "load": asdict(load), **asdict(told), "bytes_written": written(url) - before}
+    grown = {tier: size - before[tier] for tier, size in written(url).items()}
+    facts = {"what": what, "load": asdict(load), **asdict(told)}
+    return {**facts, "bytes_written": grown["host"], "durable_bytes_written": grown["durable"]}
 
 
-def written(url: str) -> int:
-    """Bytes of images that have gone to host stores."""
+def written(url: str) -> dict[str, int]:
+    """Bytes of images that have gone to host stores, and of what has gone to the durable tier."""
     text = httpx.get(f"{url}/metrics", timeout=20).raise_for_status().text
-    lines = [line for line in text.splitlines() if line.startswith("dflash_tier_bytes_total{")]
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines if 'tier="host"' in line and "out" in line))
+    counted = [line for line in text.splitlines() if line.startswith("dflash_tier_bytes_total{")]
+    lines = [line for line in counted if 'direction="out"' in line]
+    return {
+        tier: int(sum(float(line.rpartition(" ")[2]) for line in lines if f'tier="{tier}"' in line))
+        for tier in ("host", "durable")
+    }
+
+
+def agents(quick: bool) -> Load:
+    few, tokens = FEW_TOKENS[quick]
+    return Load(few, few, turns=few if quick else 20, tokens=tokens // 2, words=60, seed=3)
 
 
 def rows(url: str, engine: EngineService, quick: bool) -> list[Row]:
-    few, tokens = (2, 8) if quick else (8, 32)
+    few, tokens = FEW_TOKENS[quick]
     return [
         chunk_row(url, engine, Load(conversations=few // 2 + 2, at_once=1, tokens=5 * tokens)),
         load_row("first", url, Load(conversations=few, at_once=1, turns=2, tokens=8, words=200, seed=1)),
         load_row("streams", url, Load(conversations=few * few, at_once=few * few, tokens=tokens, seed=2)),
-        load_row("agents", url, Load(few, few, turns=few if quick else 20, tokens=tokens // 2, words=60, seed=3)),
+        load_row("agents", url, agents(quick)),
     ]
+
+
+def durable_row(port: int, quick: bool) -> Row:
+    """The agents, on a server whose sessions outlive it."""
+    with tempfile.TemporaryDirectory() as place:
+        durable = ARGS.model_copy(update={"durable": place})
+        with running(durable, host="127.0.0.1", port=port) as url:
+            return load_row(DURABLE, url, agents(quick))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -144,7 +169,15 @@ def sentence(rows: Sequence[Row]) -> str:
         f"each later one. 64 streams draw {streams['tokens_per_second']:.0f} tokens/s together. Eight agents of 20 "
         f"turns take {agents['seconds']:.0f} s, reuse {agents['reused_tokens']:,} of their "
         f"{agents['prompt_tokens']:,} prompt tokens, and write {agents['bytes_written'] / 1e6:,.0f} MB of images to "
-        "the host store."
+        "the host store." + (_of_durable(of[DURABLE]) if DURABLE in of else "")
+    )
+
+
+def _of_durable(row: Row) -> str:
+    host, durable = (row[name] / 1e6 for name in ("bytes_written", "durable_bytes_written"))
+    return (
+        f" With a durable directory they take {row['seconds']:.0f} s, and write {durable:,.0f} MB there beside "
+        f"{host:,.0f} MB to the host store."
     )
 
 
@@ -164,6 +197,7 @@ def main() -> None:
             measured = rows(url, engine, args.quick)
         finally:
             engine.close()
+    measured.append(durable_row(port, args.quick))
     print(table(measured), sentence(measured), sep="\n\n")
     if args.output:
         facts = {"machine": platform.machine(), "torch": torch.__version__, "lanes": LANES, "load": load}

@@ -187,8 +187,8 @@ def conversation_on_the_demo(models: Models, turns: int = 20, asked: int = 24, a
     outcomes: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="bench-state-") as directory:
         tier = DurableTier(DirectoryStore(Path(directory) / "store"), 1 << 32, open_document)
-        writer = BackgroundWriter(places=1)
-        durable = DurableSessions(tier, writer, 1e-3, lambda *told: outcomes.append(told[-1]))
+        writer = BackgroundWriter(places=1, most_bytes=1 << 40)
+        durable = DurableSessions(tier, writer, 1e-3, lambda *told: outcomes.append(told[2]))
         demo = Demo(models, demo_options(), durable)
         ledger: tuple[int, ...] = ()
         took = 0.0

@@ -11,23 +11,17 @@ same run. Chains of rounds show that Fold has the bits of verification.
 from __future__ import annotations
 
 import argparse
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import target_accept, target_attention, target_gdn, target_moe
+from bench.facts import commit
 from bench.gpu import card, read_tbps, write_results
 from bench.target_works import measure
 
 PARTS = {"gdn": target_gdn, "attention": target_attention, "accept": target_accept, "moe": target_moe}
-
-
-def commit() -> str | None:
-    """The commit that is measured, None where there is no repository."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
 
 
 def main() -> None:

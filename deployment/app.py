@@ -4,7 +4,7 @@
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployment.cluster.transport import HEAD
 from deployment.ingress import Ingress
@@ -15,9 +15,9 @@ from deployment.settings import AppArgs
 LEAST_LEAVING_SECONDS = 20.0
 """Serve's own default: what a replica has that holds next to nothing."""
 
-MOVE_BYTES_PER_SECOND = 0.5e9
-"""What sessions move at, assumed: 10 Gbit/s between two nodes, of which they get two fifths. Between replicas of one
-node, and to a GPU, it is more."""
+MOVE_BYTES_PER_SECOND = 0.2e9
+"""What sessions move at, below the slowest of the moves in `bench/results/moves.cpu.json` whose state was hashed on its
+way, as it is between nodes. That is a core's work: a network of 10 Gbit/s, and a GPU, take more."""
 
 CUT_SECONDS = 10.0
 """From the end of an ingress's streams to its own: the directory's and the ingress's looks at Serve, and a slow end."""
@@ -28,21 +28,17 @@ def leaving_seconds(state_bytes: int) -> float:
     return LEAST_LEAVING_SECONDS + state_bytes / MOVE_BYTES_PER_SECOND
 
 
-BUSY = 0.8
-"""Of all lanes, how many may be taken, or waited for, before another replica is started."""
-
-
 def scaling(args: AppArgs) -> dict[str, Any]:
-    """How many replicas Serve keeps, as options of `serve.deployment`. It counts turns that run and turns that wait. A
-    replica that goes gives its sessions away first, so that fewer of them lose nothing."""
+    """How many replicas Serve keeps, as options of `serve.deployment`: see `deployment/scaling.py`. A replica that goes
+    gives its sessions away first."""
     if args.most_replicas is None:
         return {"num_replicas": args.replicas}
     config = AutoscalingConfig(
         min_replicas=args.replicas,
         max_replicas=args.most_replicas,
-        target_ongoing_requests=BUSY * args.lanes,
         upscale_delay_s=5,
         downscale_delay_s=300,
+        policy=AutoscalingPolicy(policy_function="deployment.scaling:replicas_wanted"),
     )
     return {"autoscaling_config": config}
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployment.api_keys import TenantOf
 from deployment.console import files as console
 from deployment.errors import Refused
+from deployment.path_names import route_path
 
 OPEN = frozenset({"/health", *console.PATHS})
 """For load balancers, which have no key, and for browsers, which have none before they have the page that asks for it.
@@ -41,8 +42,7 @@ class Authentication:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] == "lifespan" or path in OPEN:
+        if scope["type"] == "lifespan" or route_path(scope) in OPEN:
             await self._app(scope, receive, send)
             return
         connection = HTTPConnection(scope)

@@ -31,6 +31,7 @@ from deployment.engine.options import EngineOptions
 from deployment.errors import RequestError, invalid
 from deployment.json_reading import read_json, shown
 from deployment.offline import Answer, Asked, Source, fitted, run, submits_of
+from deployment.request_reading import continues, tool_use
 from deployment.schemas import NEUTRAL, Message, TokenId, TurnBody
 from deployment.turns import seed_of, top_k_of
 
@@ -90,9 +91,10 @@ def _line(path: str, number: int, text: bytes, defaults: Asked) -> Line:
                 raise invalid(f"{name}: {shown(value)} is not supported", name)
         body = parse(LineBody, document)
         _check(body)
+        asked = asked_of(body, defaults)
     except RequestError as error:
         raise ValueError(f"{path}, line {number}: {error.refused.message}") from None
-    return Line(number, body.id, body.source, asked_of(body, defaults))
+    return Line(number, body.id, body.source, asked)
 
 
 def _check(body: LineBody) -> None:
@@ -103,9 +105,22 @@ def _check(body: LineBody) -> None:
         raise invalid("response_format: must have at most one of response_format, regex and lark", "response_format")
     if media := parts_of(body.source.messages or (), chat_part).media:
         raise invalid(f"{media[0].place}: images and videos are not supported in a batch", media[0].place)
-    if body.chat_template_kwargs is not None and not body.messages:
-        raise invalid("chat_template_kwargs: needs messages, which the template renders", "chat_template_kwargs")
+    for name in _OF_THE_TEMPLATE if not body.messages else ():
+        if name in body.model_fields_set and getattr(body, name) != LineBody.model_fields[name].get_default():
+            raise invalid(f"{name}: needs messages, which the template renders", name)
+    if body.tools and body.tool_choice != "none" and (body.regex is not None or body.lark is not None):
+        raise invalid("tools: an answer that may be a call has no other form, such as regex or lark", "tools")
 
+
+_OF_THE_TEMPLATE = (
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "continue_final_message",
+    "add_generation_prompt",
+)
 
 _SAMPLING = (
     "temperature",
@@ -116,12 +131,13 @@ _SAMPLING = (
     "frequency_penalty",
     "min_tokens",
     "reproducible",
+    "logprobs_mode",
 )
 _AS_THEY_ARE = ("n", "ignore_eos", "drafting", "thinking_budget")
 
 
 def asked_of(body: LineBody, defaults: Asked) -> Asked:
-    """`defaults` with what a line says itself; null says nothing."""
+    """`defaults` with what a line says itself; null says nothing. Raises RequestError."""
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
     sampling: dict[str, Any] = {name: given[name] for name in _SAMPLING if name in given}
     if "top_k" in given:
@@ -141,14 +157,30 @@ def asked_of(body: LineBody, defaults: Asked) -> Asked:
         asked["stop_strings"] = tuple(given["stop"])
     if "include_stop_str_in_output" in given:
         asked["include_stop_string"] = given["include_stop_str_in_output"]
-    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
-        asked["enable_thinking"] = body.chat_template_kwargs.enable_thinking
-    if body.response_format is not None:
-        asked["grammar"] = body.response_format.grammar
+    if body.thinks is not None:
+        asked["enable_thinking"] = body.thinks
+    if body.preserves_thinking is not None:
+        asked["preserve_thinking"] = body.preserves_thinking
+    if body.messages:
+        asked["continues"] = continues(body, "history")
+        asked |= _tools(body, defaults)
+    if body.grammar is not None or (body.response_format is not None and not body.tools):
+        asked["grammar"] = body.grammar
     for kind in ("regex", "lark"):
         if kind in given:
             asked["grammar"] = Grammar(kind, given[kind])
     return replace(defaults, sampling=replace(defaults.sampling, **sampling), **asked)
+
+
+def _tools(body: LineBody, defaults: Asked) -> dict[str, Any]:
+    """What a line says of tools, in the place of the options' ones. Raises RequestError."""
+    if not body.tools and defaults.tools:
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if name in body.model_fields_set:
+                raise invalid(f"{name}: needs tools in the same line; those of --tools go by --tool-choice", name)
+        return {} if body.tools is None else {"tools": None, "grammar": None}
+    use = tool_use(body)
+    return {} if use is None else {"tools": tuple(use.tools), "grammar": use.grammar}
 
 
 # ------------------------------------------------------------------------------------------------ running

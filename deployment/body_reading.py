@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployment.errors import RequestError, field_name, invalid
 from deployment.json_reading import json_type, shown
-from deployment.schemas import NEUTRAL, GenerationBody
+from deployment.schemas import AnswerBody, neutral_values
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -26,7 +26,7 @@ def parse(kind: type[Body], document: Any) -> Body:
         if name in fields and (value is not None or fields[name].is_required())
     }
     for name, value in document.items():
-        if name not in fields and kind.model_config.get("extra") != "ignore" and not _asks_nothing(kind, name, value):
+        if name not in fields and not _may_say(kind, name, value):
             raise invalid(f"{name}: {shown(value)} is not supported", name)
     try:
         return kind.model_validate(known)
@@ -34,15 +34,19 @@ def parse(kind: type[Body], document: Any) -> Body:
         raise _explained(error, known) from None
 
 
-def _asks_nothing(kind: type[BaseModel], name: str, value: Any) -> bool:
-    if not issubclass(kind, GenerationBody):
-        return False
-    # bool is an int to Python: `n: true` is not `n: 1`.
-    return (
-        name not in NEUTRAL
-        or value is None
-        or any(value == neutral and _kind(value) == _kind(neutral) for neutral in NEUTRAL[name])
-    )
+_NEUTRAL = neutral_values()
+
+
+def _may_say(kind: type[BaseModel], name: str, value: Any) -> bool:
+    """Whether a body may hold what is no field of its kind."""
+    if not issubclass(kind, AnswerBody):
+        return kind.model_config.get("extra") == "ignore"
+    return name not in _NEUTRAL or value is None or any(_same(value, neutral) for neutral in _NEUTRAL[name])
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """bool is an int to Python: `n: true` is not `n: 1`."""
+    return value == neutral and _kind(value) == _kind(neutral)
 
 
 def _kind(value: Any) -> type:

@@ -148,9 +148,11 @@ class Chat:
             except (ClientError, ValueError) as error:
                 self._end_line()
                 self._note(str(error), style="red")
+                self._ask_result()
             except KeyboardInterrupt:
                 self._end_line()
                 self._note("left; what the model says until your next message stays in the session")
+                self._ask_result()
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
@@ -167,22 +169,26 @@ class Chat:
 
     def _result(self, line: str) -> None:
         """What a tool says. The model goes on when it has the results of all its calls."""
-        call = self._calls.pop(0)
-        self._results.append({"role": "tool", "tool_call_id": call.id, "content": line})
-        if self._calls:
+        call, *left = self._calls
+        results = [*self._results, {"role": "tool", "tool_call_id": call.id, "content": line}]
+        if left:
+            self._calls, self._results = left, results
             self._ask_result()
-            return
-        results, self._results = self._results, []
-        self._answer(results)
+        else:
+            self._answer(results)
 
     def _ask_result(self) -> None:
-        self._note(f"type the result of {self._calls[0].name}, in one line")
+        """Of the next call that waits for one, if any does."""
+        if self._calls:
+            self._note(f"type the result of {self._calls[0].name}, in one line")
 
     def _answer(self, asked: list[dict[str, Any]]) -> None:
+        """Until the turn has begun, the calls that it answers wait for their results: what fails before is asked for
+        again. Those of an answer that breaks off wait for none."""
         from deployment.client import Began, Called, Ended, Interrupted, NotFound, Resumed, Text, Usage
 
         self._begin()
-        ended = Ended("", None, 0, (), 0.0, 0.0, "")
+        ended, calls = Ended("", None, 0, (), 0.0, 0.0, ""), list[Called]()
         try:
             events = self._client.stream(asked, session=self._session, append=True, options=self._options)
             with closing(events):
@@ -194,7 +200,7 @@ class Chat:
                         case Called():
                             self._end_line()
                             self._note(f"calls {event.name}({event.arguments})")
-                            self._calls.append(event)
+                            calls.append(event)
                         case Interrupted():
                             self._end_line()
                             self._show(f"connection lost ({event.reason}); ", self._notes, "dim")
@@ -207,12 +213,12 @@ class Chat:
                             self._note(_figures(ended, event))
                             self._tell_state(ended)
                         case Began():
-                            pass
-            if self._calls:
-                self._ask_result()
+                            self._calls, self._results = [], []
+            self._calls = calls
+            self._ask_result()
         except NotFound as error:
             if error.code == "session_not_found":
-                self._exists = False
+                self._exists, self._calls, self._results = False, [], []
                 self._note(f"session {self._session} is gone from the server; your next message begins it anew")
             raise
 

@@ -92,6 +92,9 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help="A file of the API keys that are taken; default: any.", resolve_path=True)
     ] = None,
+    host_names: Annotated[
+        str | None, typer.Option(help="Without --api-keys: this server's names on this machine, as in a.org,b.org.")
+    ] = None,
     cluster_key_file: Annotated[Path | None, typer.Option(help="A secret that signs sessions.")] = None,
     durable: Annotated[
         str | None,
@@ -160,6 +163,7 @@ def serve(
             accept_numeric_path=accept_numeric_path,
             accept_new_weights=accept_new_weights,
             api_keys=api_keys,
+            host_names=host_names,
             cluster_key_file=cluster_key_file,
             durable="none" if no_durable else durable,
             durable_bytes=durable_bytes,

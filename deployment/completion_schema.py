@@ -22,6 +22,7 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(default=None, strict=True, ge=0, le=20)
     echo: StrictBool = False
     max_tokens: int | None = Field(default=None, strict=True, ge=0)
+    max_completion_tokens: int | None = Field(default=None, strict=True, ge=0)
 
     @field_validator("prompt")
     @classmethod
@@ -38,9 +39,15 @@ class CompletionBody(GenerationBody):
         return several or [tuple(one for one in self.prompt if isinstance(one, int))]
 
     @property
+    def wanted(self) -> int:
+        """How many tokens the answer has at most."""
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return COMPLETION_TOKENS if asked is None else asked
+
+    @property
     def token_budget(self) -> int:
         """What the engine generates, which is never nothing."""
-        return max(1, COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens)
+        return max(1, self.wanted)
 
     @property
     def scores_only(self) -> bool:

@@ -46,7 +46,10 @@ class Creating:
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
                 await self._keeper.ending.abandon(session)
                 raise
-            session.moving = False
+            try:
+                await self._make_durable(session)
+            finally:
+                session.moving = False
 
     async def empty(self, key: SessionKey, alone: bool = False) -> Session:
         """A new session here without a past. Raises RequestError (409) if the name is taken."""
@@ -78,21 +81,28 @@ class Creating:
             except BaseException:  # also if who asked has gone away: nobody else could ever use or free the name
                 await self._keeper.ending.abandon(session)
                 raise
+            await self._make_durable(session)
             return session
+
+    async def _make_durable(self, session: Session) -> None:
+        """What it begins with would else be nowhere but in this cluster until its first turn ends."""
+        if session.ledger:
+            await self._keeper.copies.make_durable(session)
 
     async def _taken_new(self, key: SessionKey, alone: bool = False) -> Opened:
         """RequestError (409) if there is such a session, whoever has it and even if nobody does."""
         if self._keeper.held(key) is not None:
             raise session_exists(key.session)
-        try:
-            opened = await self._keeper.taken(key, anew=False, alone=alone)
-        except (OwnedElsewhere, NoCopyLeft):
-            raise session_exists(key.session) from None
-        if exists(opened):
-            self._keeper.give_back(key)
-            raise session_exists(key.session)
-        await self._keeper.end_durable(opened)
-        return await self._keeper.as_nothing(opened)
+        with self._keeper.taking.for_somebody(key):
+            try:
+                opened = await self._keeper.taking.taken(key, anew=False, alone=alone)
+            except (OwnedElsewhere, NoCopyLeft):
+                raise session_exists(key.session) from None
+            if exists(opened):
+                self._keeper.taking.give_back(key)
+                raise session_exists(key.session)
+            await self._keeper.taking.end_durable(opened)
+            return await self._keeper.taking.as_nothing(opened)
 
     async def _exactly(self, key: SessionKey, document: bytes) -> SessionRecord:
         """Loads a document that comes from outside, all of it or nothing. RequestError: 400 for one that is not whole,

@@ -28,9 +28,10 @@ log = logging.getLogger("ray.serve")
 
 
 class Drainer:
-    """`clock`: monotonic seconds."""
+    """Of `replica`. `clock`: monotonic seconds."""
 
-    def __init__(self, keeper: SessionKeeper, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, replica: str, keeper: SessionKeeper, clock: Callable[[], float] = time.monotonic) -> None:
+        self._replica = replica
         self._keeper = keeper
         self._clock = clock
         self._to: tuple[str, ...] = ()
@@ -51,10 +52,13 @@ class Drainer:
         to = self._destinations
         return rendezvous(affinity, to)[0] if to else None
 
-    async def sent_on(self, key: SessionKey) -> str | None:
-        """The replica that has the session now, or is to have it. None: it is to be served here."""
+    async def sent_on(self, key: SessionKey, owner: str | None) -> str | None:
+        """The replica that has the session now, or is to have it. None: it is to be served here. `owner`: by the word
+        of the directory."""
         to = self.destination(str(key))
         session = self._keeper.held(key)
+        if session is None and owner == self._replica:
+            return None  # nobody else is given it before it is here
         if to is None or session is None:
             return to
         await asyncio.wait([self._give(session)])

@@ -13,19 +13,21 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployment.cluster.names import GcsValues, versioned
 from deployment.engine.commands import Publish
 from deployment.engine.durability import open_tier
 from deployment.engine.errors import EngineError
-from deployment.engine.events import Stored
+from deployment.engine.events import Publishing, Stored
 from deployment.engine.service import EngineService
 from deployment.keyed_turns import is_keyed
+from deployment.locks import Locks
 from deployment.ownership.registry import KeyValues, Registry
 from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.publication_orders import published_as
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES
 from state.durable import DurableTier
 from state.errors import StateError
 from state.names import key_digest
@@ -44,14 +46,6 @@ class Found:
     order: Order
     document: bytes
     continues: bool
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a session's publication holds beside its record. `checkpoints`: kind and frontier."""
-
-    frontier: int
-    checkpoints: tuple[tuple[str, int], ...]
 
 
 class DurableCopies:
@@ -75,8 +69,10 @@ class DurableCopies:
         self._clock = clock
         self._policy = PublicationPolicy()
         self._published: dict[SessionKey, tuple[Order, int]] = {}
-        self._on_the_way: dict[tuple[SessionKey, Order], _State] = {}
-        self._written: dict[SessionKey, _State] = {}
+        self._on_the_way: dict[tuple[SessionKey, Order], int] = {}
+        """Where each session stood that is written with its state."""
+        self._publishing = Locks()
+        self._written: dict[SessionKey, tuple[tuple[str, int], ...]] = {}
 
     def start(self) -> None:
         """From the replica's event loop."""
@@ -103,7 +99,8 @@ class DurableCopies:
                 self.forget(key)
             elif session.free:
                 await self._publish(session, record_alone=False)
-                self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while
+                if session.free:  # else its turn will have its end
+                    self._policy.turn_ended(key, session.frontier, self._clock())  # if it fails, again after a while
 
     async def delete(self, key: SessionKey, epoch: Epoch) -> None:
         """Raises StateError if the store fails: then the session may come back from there."""
@@ -119,25 +116,32 @@ class DurableCopies:
 
     def checkpoints(self, key: SessionKey) -> tuple[tuple[str, int], ...]:
         """Kind and frontier of those that were written last from here. The tier may have let go of them since."""
-        written = self._written.get(key)
-        return written.checkpoints if written is not None else ()
+        return self._written.get(key, ())
 
     def _keeps(self, key: SessionKey) -> bool:
         """A turn that belongs to no session outlives its replica, and not its cluster."""
         return self._tier is not None and not is_keyed(key)
 
     async def _publish(self, session: Session, record_alone: bool) -> None:
-        order = self._next_order(session)
-        if not record_alone:
-            self._on_the_way[session.key, order] = _State(session.frontier, session.checkpoints)
-        publish = Publish(
-            secrets.token_hex(8), session.engine_id, session.key, order, session.record(), session.foreign, record_alone
-        )
-        try:
-            await self._service.call(publish)
-        except EngineError as error:
-            self._on_the_way.pop((session.key, order), None)
-            log.warning("session %s was not made durable: %s", session.key, error)
+        async with self._publishing.of(session.key):
+            order = self._next_order(session)
+            if not record_alone:
+                self._on_the_way[session.key, order] = session.frontier
+            record, foreign = session.record(), session.foreign
+            publish = Publish(
+                "", session.engine_id, session.key, order, record, foreign, record_alone, slice_bytes=SLICE_BYTES
+            )
+            try:
+                while not (await self._asked(publish)).whole:
+                    pass
+            except EngineError as error:
+                self._on_the_way.pop((session.key, order), None)
+                log.warning("session %s was not made durable: %s", session.key, error)
+
+    async def _asked(self, publish: Publish) -> Publishing:
+        answer = await self._service.call(replace(publish, call=secrets.token_hex(8)))
+        assert isinstance(answer, Publishing)
+        return answer
 
     def _next_order(self, session: Session) -> Order:
         logged = Order(session.epoch, session.order)
@@ -147,16 +151,19 @@ class DurableCopies:
         return published_as(logged, number)
 
     def _stored(self, event: Stored) -> None:
-        state = self._on_the_way.pop((event.key, event.order), None)
-        if state is not None and event.outcome == "published" and event.payload:
-            self._policy.written(event.key, state.frontier)
-            self._written[event.key] = state
+        frontier = self._on_the_way.pop((event.key, event.order), None)
+        if event.outcome != "published" or event.key not in self._published:
+            return
+        self._written[event.key] = event.checkpoints
+        if frontier is not None and event.payload:
+            self._policy.written(event.key, frontier, max((at for _, at in event.checkpoints), default=0))
 
     # -------------------------------------------------------------------------------------------- and back
 
     @asynccontextmanager
-    async def found(self, key: SessionKey) -> AsyncGenerator[Found | None, None]:
-        """The newest whole publication; None if there is none, or the store cannot say."""
+    async def found(self, key: SessionKey, begun: Epoch | None = None) -> AsyncGenerator[Found | None, None]:
+        """The newest whole publication; None if there is none, or the store cannot say. `begun`: the epoch under which
+        somebody began to bring the session back, and was cut off before it could be continued."""
         if self._tier is None:
             yield None
             return
@@ -172,7 +179,7 @@ class DurableCopies:
                 yield None
             else:
                 order = opened.publication.order
-                yield Found(order, opened.document, await asyncio.to_thread(self._continues, key, order))
+                yield Found(order, opened.document, await asyncio.to_thread(self._continues, key, order, begun))
         finally:
             await asyncio.to_thread(reading.__exit__, None, None, None)
 
@@ -181,14 +188,17 @@ class DurableCopies:
         async with self.found(key) as found:
             return found is not None
 
-    async def taken(self, key: SessionKey) -> None:
-        """A session was brought back, and turns may follow: what lies in the tier is not the newest for ever."""
-        await asyncio.to_thread(self._registry.note_restored, key_digest(key))
+    async def taken(self, key: SessionKey, epoch: Epoch) -> None:
+        """A session is brought back, and turns may follow: what lies in the tier is not the newest for ever."""
+        await asyncio.to_thread(self._registry.note_restored, key_digest(key), epoch)
 
-    def _continues(self, key: SessionKey, order: Order) -> bool:
-        """Of a session that this cluster never had, nothing can have been published since."""
+    def _continues(self, key: SessionKey, order: Order, begun: Epoch | None) -> bool:
+        """Of a session that this cluster never had, or only began to bring back, nothing can have been published
+        since."""
         registry = self._registry
-        return order.epoch.incarnation < registry.first_incarnation() and not registry.was_restored(key_digest(key))
+        restored = registry.restored_under(key_digest(key))
+        never_had = restored is None or (begun is not None and restored >= begun)
+        return order.epoch.incarnation < registry.first_incarnation() and never_had
 
     @property
     def _registry(self) -> Registry:

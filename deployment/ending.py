@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from deployment.cluster.not_owned import NotOwned
 from deployment.cluster.owned_sessions import OwnedSessions
@@ -38,13 +39,16 @@ class Ending:
         sessions: Mapping[SessionKey, Session],
         write: Callable[[SessionKey, Sequence[Numbered]], Awaitable[None]],
         forget: Callable[[Session], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, Exception | None]], asyncio.Task[Exception | None]],
     ) -> None:
-        """`sessions`: all of the replica's, as they come and go; `write` adds to one's log; `forget` drops one here."""
+        """`sessions`: all of the replica's, as they come and go; `write` adds to one's log; `forget` drops one here;
+        `spawn` runs what goes on though who asked for it has left."""
         self._owned = owned
         self._durable = durable
         self._sessions = sessions
         self._write = write
         self._forget = forget
+        self._spawn = spawn
         self._deleted: OrderedDict[SessionKey, Epoch] = OrderedDict()
         self._deleting = Locks()
 
@@ -63,6 +67,20 @@ class Ending:
         """A running turn is cancelled. The durable tier and all copies have its tombstone when this returns. `at`: as
         that says. `NotOwned` if it was given away meanwhile; RequestError (503): it is there still, or its copies hear
         of its end when they answer."""
+        # Who asked may leave; a session must not be left with an end in one place and none in another.
+        error = await asyncio.shield(self._spawn(self._tried(session, at)))
+        if error is not None:
+            raise error
+
+    async def _tried(self, session: Session, at: float) -> Exception | None:
+        """Why it is not deleted, which is no fault of this replica's."""
+        try:
+            await self._delete(session, at)
+        except (NotOwned, RequestError) as error:
+            return error
+        return None
+
+    async def _delete(self, session: Session, at: float) -> None:
         async with self._deleting.of(session.key):
             try:
                 await self._rests(session)

@@ -19,9 +19,9 @@ STATUS_OF_CODE = {
     engine.INTERNAL_ERROR: 500,
 }
 
-_TYPE_OF_STATUS = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error",
-                   409: "conflict_error", 422: "invalid_request_error", 429: "rate_limit_error",
-                   503: "unavailable_error"}  # fmt: skip
+_TYPE_OF_STATUS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+                   404: "invalid_request_error", 409: "conflict_error", 422: "invalid_request_error",
+                   429: "rate_limit_error", 503: "unavailable_error"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class RequestError(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.refused = Refused(status, code, message, param)
+
+
+TURN_CANCELLED = Refused(409, "turn_cancelled", "the turn was cancelled")
 
 
 def invalid(message: str, param: str | None = None) -> RequestError:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from deployment.usage import one_sentence
 
 # torch and the models' libraries take seconds to import: `--help` and a mistyped option should not wait for them.
 if TYPE_CHECKING:
-    from deployment.engine.commands import Grammar, Submit, TokenLogprob
+    from deployment.engine.commands import Grammar, LogprobsMode, Submit, TokenLogprob
     from deployment.engine.loading import Models
     from deployment.engine.options import EngineOptions
     from deployment.offline import Result, Source
@@ -81,6 +81,9 @@ def generate(
         typer.Option("--enable-thinking/--no-enable-thinking", help="The chat template's switch; default: its own."),
     ] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and this many others.")] = None,
+    logprobs_mode: Annotated[
+        str, typer.Option(help="raw_logprobs, or processed_logprobs: after penalties, temperature and filters.")
+    ] = "raw_logprobs",
     json_schema: Annotated[
         str | None, typer.Option(help="The answer is JSON that matches this schema: a file, or the schema itself.")
     ] = None,
@@ -140,6 +143,7 @@ def generate(
                 reproducible=reproducible,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                logprobs_mode=cast("LogprobsMode", logprobs_mode),
             ),
             max_tokens=max_tokens,
             seed=seed,

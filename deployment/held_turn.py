@@ -101,8 +101,9 @@ class HeldTurn:
         await asyncio.gather(*(choice.ended() for choice in self._choices))
 
     async def suspend(self) -> None:
-        """Stops a session's turn, which has one choice, until `go_on`: see `RunningTurn.suspend`."""
-        await self._choices[0].suspend()
+        """Stops all choices of a session's turn until `go_on`: see `RunningTurn.suspend`."""
+        for choice in self._choices:
+            await choice.suspend()
 
     def go_on(self, elsewhere: Moved | None) -> None:
         for choice in self._choices:

@@ -24,13 +24,14 @@ from deployment.cluster.transport import Cluster
 from deployment.console.files import PAGE, console_file
 from deployment.errors import Refused, RequestError
 from deployment.last_call import LastCall
+from deployment.leaving_clients import LeavingClients
 from deployment.logs import set_up
 from deployment.metrics.page import CONTENT_TYPE
 from deployment.metrics.scrape import scraped
 from deployment.metrics.turns import TurnMetrics
 from deployment.openai_responses.api import ResponsesApi
 from deployment.openapi.document import document
-from deployment.path_names import PathNames
+from deployment.path_names import PathNames, route_path
 from deployment.refusal import refusal
 from deployment.replica_calls import Replicas
 from deployment.schemas import StreamOptions
@@ -39,6 +40,7 @@ from deployment.session_api import SessionApi
 from deployment.settings import AppArgs
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi
+from deployment.web_pages import WebPages
 from deployment.wire import ReplicaInfo
 
 VERSION = version("dflash-serve")
@@ -49,7 +51,7 @@ api = FastAPI(openapi_url=None)
 def _refusal(request: HTTPConnection, refused: Refused) -> JSONResponse:
     """In the form of the interface that was asked; counted by the ingress whose request it is."""
     serve.get_replica_context().servable_object.metrics.refused(refused)
-    return messages_refusal(refused) if request.url.path.startswith("/v1/messages") else refusal(refused)
+    return messages_refusal(refused) if route_path(request.scope).startswith("/v1/messages") else refusal(refused)
 
 
 @api.exception_handler(RequestError)
@@ -90,6 +92,12 @@ api.add_middleware(
     tenant_of=lambda: serve.get_replica_context().servable_object.tenant_of,
     refusal=_refusal,
 )
+api.add_middleware(
+    WebPages,
+    names=lambda: serve.get_replica_context().servable_object.host_names,
+    refusal=_refusal,
+)
+api.add_middleware(LeavingClients)
 api.add_middleware(PathNames)  # the outermost: who asks for a path without a key is told by the path that is served
 
 
@@ -106,6 +114,7 @@ class Ingress:
 
     def connect(self, replicas: Replicas, cluster: Cluster, args: AppArgs, last_call: LastCall) -> None:
         self.tenant_of = any_key if args.api_keys is None else KeyFile(args.api_keys)
+        self.host_names = args.host_names if args.api_keys is None else None
         self._model = model = args.model_id
         self._models = models = args.model_ids
         self._replicas = replicas

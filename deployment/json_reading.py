@@ -12,17 +12,17 @@ MAX_DEPTH = 16
 """Nesting of a request body. What a session keeps of it lies deeper in a manifest, which has a limit of its own."""
 
 MAX_SCHEMA_DEPTH = 64
-"""The same for schemas, which a session keeps as text, if at all."""
+"""The same for schemas and for what a tool was called with, which a session keeps as text, if at all."""
 
-_SCHEMAS = ("response_format", "tools")
-"""The fields that hold them."""
+_SCHEMAS = ("response_format", "tools", "text", "output_config")
+"""The fields that hold schemas, in one interface or another."""
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes | bytearray) -> Any:
     """Parses a request body into values that can be rendered, kept in a session and sent back.
 
     Raises RequestError (400): for what is no JSON, for text that UTF-8 cannot hold, for numbers that are no 64-bit
-    integer or finite float, and for a nesting deeper than MAX_DEPTH.
+    integer or finite float, and for a nesting deeper than MAX_DEPTH, or MAX_SCHEMA_DEPTH where that holds.
     """
     try:
         document = json.loads(body, parse_constant=_refuse_constant)
@@ -30,7 +30,7 @@ def read_json(body: bytes) -> Any:
         raise invalid(f"the request body is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise invalid(f"the request body is not JSON: {error}") from None
-    _check_plain(document, ())
+    _check_plain(document, (), MAX_DEPTH)
     return document
 
 
@@ -38,18 +38,17 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_plain(value: Any, place: tuple[str | int, ...]) -> None:
+def _check_plain(value: Any, place: tuple[str | int, ...], limit: int) -> None:
     wrong = ""
-    limit = MAX_SCHEMA_DEPTH if place[:1] and place[0] in _SCHEMAS else MAX_DEPTH
     if len(place) > limit:
         place, wrong = place[:1], f"is nested deeper than {limit} levels"
     elif isinstance(value, dict):
         for key, element in value.items():
-            _check_plain(key, (*place, ascii(key)[1:-1]))
-            _check_plain(element, (*place, key))
+            _check_plain(key, (*place, ascii(key)[1:-1]), limit)
+            _check_plain(element, (*place, key), MAX_SCHEMA_DEPTH if _as_text(key, value, place) else limit)
     elif isinstance(value, list):
         for index, element in enumerate(value):
-            _check_plain(element, (*place, index))
+            _check_plain(element, (*place, index), limit)
     elif isinstance(value, str):
         try:
             value.encode()
@@ -62,6 +61,16 @@ def _check_plain(value: Any, place: tuple[str | int, ...]) -> None:
     if wrong:
         param = field_name(place)
         raise invalid(f"{param or 'the request body'}: {wrong}", param or None)
+
+
+def _as_text(field: str, fields: dict[str, Any], place: tuple[str | int, ...]) -> bool:
+    """Whether this field of `fields`, which stand at `place`, becomes text before anybody keeps it."""
+    if not place:
+        return field in _SCHEMAS
+    # A tool's call in a message of Anthropic's interface, messages[0].content[0].input: no other takes such a block.
+    return len(place) == 4 and (place[0], place[2], field, fields.get("type")) == (
+        "messages", "content", "input", "tool_use",
+    )  # fmt: skip
 
 
 def shown(value: Any) -> str:

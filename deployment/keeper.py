@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from ray.exceptions import RayError
 
 from deployment import wire
 from deployment.arrivals import Arrival, Arrivals
-from deployment.cluster.not_owned import NoCopyLeft, NotNow, NotOwned, OwnedElsewhere
+from deployment.cluster.not_owned import NoCopyLeft, NotOwned
 from deployment.cluster.owned_sessions import OwnedSessions
 from deployment.cluster.reach import Transport
 from deployment.cluster.transport import Cluster
@@ -31,13 +30,14 @@ from deployment.giving import Giving
 from deployment.locks import Locks
 from deployment.metrics.transfers import Transfers
 from deployment.moving import Send
-from deployment.ownership.log import OLDER, HeadMoved, Numbered
+from deployment.ownership.log import OLDER, Numbered
 from deployment.ownership.messages import Drain, Offer, Opened, Placed, Wait
 from deployment.ownership.words import Epoch, SessionKey
-from deployment.rebuilding import Rebuilder, exists, lacks_image, unfinished
+from deployment.rebuilding import Rebuilder, begun_again, exists, lacks_image
 from deployment.session import Session
 from deployment.session_copies import KEPT_SECONDS, SessionCopies
-from deployment.session_log import LoggedTurn, deleted_under
+from deployment.session_log import LoggedTurn
+from deployment.taking import Taking
 
 LOCATE_SECONDS = 10.0
 
@@ -72,7 +72,9 @@ class SessionKeeper:
         self.transfers = Transfers()
         self._rebuilder = Rebuilder(replica, service, cluster, arrivals, self.transfers)
         self._sessions: dict[SessionKey, Session] = {}
-        self.ending = Ending(self._owned, durable, self._sessions, self.write, self.forget)
+        self.ending = Ending(self._owned, durable, self._sessions, self.write, self.forget, self._spawn)
+        self.getting = Locks()
+        self.taking = Taking(self._owned, durable, self.ending, self.getting, self.held, self._spawn)
         self.copies = SessionCopies(
             cluster.node,
             service,
@@ -88,7 +90,6 @@ class SessionKeeper:
         self._giving = Giving(
             replica, cluster.node, service, self._owned, self.transfers, send, self.forget, self._spawn
         )
-        self.getting = Locks()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._resume: Callable[[Session, LoggedTurn], None] | None = None
         self._drain: Callable[[Drain], None] = lambda message: None
@@ -157,29 +158,36 @@ class SessionKeeper:
             deleted = self.ending.deleted_under(key)
             if must_exist and believed is not None and deleted is not None and believed.epoch <= deleted:
                 raise unknown_session(key.session)  # it was there when its asker looked
-            try:
-                opened = await self.taken(key, anew=False, alone=alone)
-            except NoCopyLeft:
-                return await self._restored(key, anew, accept_durable)
-            if lacks_image(opened) or (unfinished(opened) and await self._durable.has(key)):
-                return await self._restored(key, anew, accept_durable)
-            if must_exist and not exists(opened):
-                await self._take_back(opened)
-                raise unknown_session(key.session)
-            await self.end_durable(opened)
-            return await self._load(opened)
+            with self.taking.for_somebody(key):
+                try:
+                    opened = await self.taking.taken(key, anew=False, alone=alone)
+                except NoCopyLeft:
+                    return await self._restored(key, anew, accept_durable)
+                if lacks_image(opened):
+                    return await self._restored(key, anew, accept_durable, opened)
+                if await self.taking.is_durable_alone(opened):
+                    return await self._restored(key, anew, accept_durable)
+                if must_exist and not exists(opened):
+                    await self.taking.take_back(opened)
+                    raise unknown_session(key.session)
+                await self.taking.end_durable(opened)
+                return await self._load(opened)
 
-    async def _restored(self, key: SessionKey, anew: bool, accept_durable: bool) -> tuple[Session, Hit]:
+    async def _restored(
+        self, key: SessionKey, anew: bool, accept_durable: bool, begun: Opened | None = None
+    ) -> tuple[Session, Hit]:
         """A session of which no copy is left that counts: from the durable tier, or by the history that its client
-        has."""
-        async with self._durable.found(key) as found:
-            usable = found is not None and (found.continues or accept_durable or anew)
+        has. `begun`: what is left where somebody was cut off who did the same."""
+        under = begun_again(begun) if begun is not None else None
+        async with self._durable.found(key, under) as found:
+            untouched = begun is None or under is not None
+            usable = found is not None and ((found.continues and untouched) or accept_durable or anew)
             if not usable and not anew:
                 self._owned.forget(key)
                 why = "no copy of its newest state is left; send the full history"
                 older = ", or x-session-accept: durable for an older state" if found is not None else ""
                 raise session_unavailable(key.session, why + older)
-            opened = await self.taken(key, anew=True, first=None if found is None else OLDER)
+            opened = await self.taking.taken(key, anew=True, first=None if found is None else OLDER)
             if found is None:
                 return await self._load(opened)
             try:
@@ -187,12 +195,18 @@ class SessionKeeper:
             except RequestError:
                 self._owned.forget(key)
                 raise
-            while not self._is_loaded(opened):
-                opened = await self.taken(key, anew=True)
+            while not self.taking.is_loaded(opened):
+                opened = await self.taking.taken(key, anew=True)
             session.epoch, session.created = opened.epoch, True
+            session.moving = True
             self.keep(session)
-            await self.copies.settle_again(session)
-            await self._durable.taken(key)
+            try:
+                await self._durable.taken(key, session.epoch)
+                await self.copies.settle_again(session)
+            except BaseException:  # nobody may go on with what no copy has, nor take its log for all of it
+                await self.forget(session)
+                raise
+            session.moving = False
         return session, hit
 
     async def adopt(self, offer: Offer) -> None:
@@ -211,58 +225,14 @@ class SessionKeeper:
             raise session_unavailable(key.session, "the directory does not answer") from None
         return placed
 
-    async def taken(
-        self,
-        key: SessionKey,
-        anew: bool,
-        holds: Epoch | None = None,
-        *,
-        alone: bool = False,
-        first: HeadMoved | None = None,
-    ) -> Opened:
-        try:
-            return await self._owned.take(key, anew=anew, holds=holds, alone=alone, first=first)
-        except (OwnedElsewhere, NoCopyLeft):
-            raise
-        except (NotNow, NotOwned) as error:
-            raise session_unavailable(key.session, str(error)) from None
-
-    async def as_nothing(self, opened: Opened) -> Opened:
-        """The right to append to a session that does not exist yet."""
-        while not self._is_loaded(opened):
-            opened = await self.taken(opened.key, anew=False)
-        return opened
-
-    async def _take_back(self, opened: Opened) -> None:
-        """A session that does not exist was asked for, and is this replica's now: as if nobody had asked. RequestError
-        (503)."""
-        await self.end_durable(opened)
-        try:
-            await self.as_nothing(opened)
-            await self.ending.bury(opened.key, time.time())
-        finally:
-            self._owned.forget(opened.key)
-
-    async def end_durable(self, opened: Opened) -> None:
-        """Who deleted a session told its log first, in versions before this one, and may have been cut off before the
-        durable tier had its end. RequestError (503)."""
-        deleted = deleted_under(opened.records)
-        try:
-            # Not for one that was in a single store: a tombstone would say there that it was.
-            if deleted is not None and await self._durable.has(opened.key):
-                await self.ending.delete_durable(opened.key, deleted)
-        except RequestError:
-            self._owned.forget(opened.key)
-            raise
-
     # -------------------------------------------------------------------------------------------- rebuilding
 
     async def _load(self, opened: Opened) -> tuple[Session, Hit]:
         """The session as its copies say it, and the right to append to it. RequestError (503)."""
         try:
             rebuilt = await self._rebuilder.rebuilt(opened)
-            while not self._is_loaded(opened):
-                opened = await self.taken(opened.key, anew=False)
+            while not self.taking.is_loaded(opened):
+                opened = await self.taking.taken(opened.key, anew=False)
                 rebuilt = await self._rebuilder.rebuilt(opened)
         except RequestError:
             self._owned.forget(opened.key)  # the next request takes it over again, and tries the copies again
@@ -294,17 +264,6 @@ class SessionKeeper:
         finally:
             session.moving = False
             running.go_on(None)
-
-    def give_back(self, key: SessionKey) -> None:
-        """The right to append to a session, which nobody here has any use for."""
-        self._owned.forget(key)
-
-    def _is_loaded(self, opened: Opened) -> bool:
-        try:
-            return self._owned.loaded(opened)
-        except NotOwned as error:
-            self._owned.forget(opened.key)
-            raise session_unavailable(opened.key.session, str(error)) from None
 
     async def bring_back(self, session: Session) -> None:
         """The newest Host replica onto the device, which had no room to keep the session. RequestError (503)."""
@@ -403,13 +362,13 @@ class SessionKeeper:
             if key in self._sessions:
                 return  # a full history has begun it anew
             try:
-                opened = await self.taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
-                while not self._is_loaded(opened):
-                    opened = await self.taken(key, anew=False, holds=holds, alone=session.alone)
+                opened = await self.taking.taken(key, anew=False, holds=holds, alone=session.alone, first=OLDER)
+                while not self.taking.is_loaded(opened):
+                    opened = await self.taking.taken(key, anew=False, holds=holds, alone=session.alone)
                 session.epoch, session.since = opened.epoch, 0
                 self._sessions[key] = session
                 await self.copies.settle_again(session)
-            except (NotOwned, RequestError) as error:
+            except (NotOwned, RequestError, EngineError) as error:
                 log.warning("session %s is given up: %s", key, error)
                 self._owned.forget(key)
                 self._sessions.pop(key, None)

@@ -17,6 +17,7 @@ from deployment.errors import RequestError
 from deployment.keeper import SessionKeeper
 from deployment.keyed_turns import KEYED
 from deployment.ownership.messages import Placed
+from deployment.ownership.words import SessionKey
 from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
 from state.fair_share import first_to_go
@@ -51,12 +52,14 @@ class KeyedExpiry:
         self._cluster = cluster
         self._kept_bytes = kept_bytes
         self._unix = unix
+        self._empty: dict[SessionKey, Session] = {}
 
     async def watch(self) -> None:
         swept = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
+                await self.end_empty()
                 await self.end_surplus()
                 if time.monotonic() - swept > SWEEP_SECONDS:
                     swept = time.monotonic()
@@ -68,6 +71,15 @@ class KeyedExpiry:
         """Ends those whose time is over, and those that are too many."""
         for session in self._over():
             await self._keeper.ending.end(session)
+
+    async def end_empty(self) -> None:
+        """Ends those that had no turn when this was called last, and have none now: who asked for it has left before it
+        began."""
+        seen = self._empty
+        self._empty = {one.key: one for one in self._keeper.all() if one.keyed and one.free and not one.turns}
+        for key, session in self._empty.items():
+            if seen.get(key) is session and session.free:
+                await self._keeper.ending.end(session)
 
     async def sweep(self) -> None:
         """Those of replicas that are gone are taken over, after all else, so that no fault of theirs keeps the others:

@@ -22,9 +22,10 @@ def is_keyed(key: SessionKey) -> bool:
 
 
 def with_session(request: TurnRequest) -> TurnRequest:
-    """The request in the session of its key, if it has a key and no session, and a log can tell it: of one choice, and
-    nothing of how likely its prompt is."""
-    if request.key is not None or request.idempotency_key is None or request.n != 1 or request.echo:
+    """The request in the session of its key, if it has a key and no session, and a log can tell it: it says nothing of
+    how likely a prompt is."""
+    scored = request.echo and request.logprobs is not None
+    if request.key is not None or request.idempotency_key is None or scored:
         return request
     name = hashlib.sha256(request.idempotency_key.encode()).hexdigest()
     return replace(request, key=SessionKey(request.tenant, f"{KEYED}{name}"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -37,18 +37,27 @@ Events = AsyncGenerator[Told, None]
 
 @dataclass
 class _Reader:
-    """What has been passed on. `rounds` of each choice, as far as they were told with an event; `closed`: choices that
-    are over; `turn`: whose events they are, which may have begun before who reads them asked; `draws`: its seed;
-    `sent_to`: who should be asked next, by the word of the one that was asked before; `lost`: since when nobody tells
-    anything of it."""
+    """What has been passed on. `after`: the last event's id, of a turn with one choice: events of several follow each
+    other in another order at each replica. `positions` and `rounds` of each choice, as far as they were told with an
+    event; `closed`: choices that are over; `turn`: whose events they are, which may have begun before who reads them
+    asked; `draws`: its seed; `sent_to`: who should be asked next, by the word of the one that was asked before;
+    `asked`: who said so since the last pause; `lost`: since when nobody tells anything of it."""
 
     after: str | None = None
     turn: str | None = None
     draws: int | None = None
     closed: set[int] = field(default_factory=set)
+    positions: dict[int, int] = field(default_factory=dict)
     rounds: dict[int, list[Round]] = field(default_factory=dict)
     lost: float | None = None
     sent_to: NotHere | None = None
+    asked: set[str] = field(default_factory=set)
+
+    async def pause(self) -> None:
+        """Unless somebody is named who was not asked just now: two that name each other are not asked in a circle."""
+        if self.sent_to is None or self.sent_to.owner in self.asked:
+            self.asked.clear()
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def route(self, affinity: str, owner: str | None, placement: Placed | None) -> Route:
         sent, self.sent_to = self.sent_to, None
@@ -57,8 +66,8 @@ class _Reader:
         return Route(affinity, sent.owner, placement, sent_on=sent.full)
 
     def take(self, told: Told) -> bool:
-        """Whether the event is to be passed on: a turn's first one comes again with every new source, and of a turn
-        without a log all that was told before."""
+        """Whether the event is to be passed on: a turn's first one comes again with every new source, and all that was
+        told before of a turn without a log, or with several choices."""
         self.lost = None
         if isinstance(told.event, Opened):
             self.draws = told.event.seed
@@ -66,11 +75,12 @@ class _Reader:
                 return False
             self.turn = told.event.turn
         elif isinstance(told.event, Delta):
-            rounds = self.rounds.setdefault(told.event.choice, [])
-            if told.event.position <= _published(rounds):
+            choice = told.event.choice
+            if told.event.position <= self.positions.get(choice, 0):
                 return False  # who goes on tells what was told before
-            self.after = told.id
-            rounds.extend(told.event.rounds)
+            self.positions[choice] = told.event.position
+            self.after = told.id if parse_event_id(told.id, "after").choice is None else None
+            self.rounds.setdefault(choice, []).extend(told.event.rounds)
         elif isinstance(told.event, Closed):
             if told.event.choice in self.closed:
                 return False  # it ended before the replica that ran the others was lost
@@ -116,8 +126,7 @@ class LastingStream:
                 if reader.gives_up():
                     yield _lost()
                     return
-                if reader.sent_to is None:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                await reader.pause()
 
     async def followed(
         self, key: SessionKey, turn: str, after: EventId | None, placement: Placed | None, reader: _Reader | None = None
@@ -142,8 +151,7 @@ class LastingStream:
                     yield _lost()
                     return
             placement = None
-            if reader.sent_to is None:
-                await asyncio.sleep(AGAIN_SECONDS)
+            await reader.pause()
 
     async def _begun(self, turn: TurnRequest, key: SessionKey, reader: _Reader) -> Events:
         placement = await located(self._cluster, key)
@@ -177,6 +185,7 @@ class LastingStream:
                         where = answer
                     elif isinstance(answer, NotHere):
                         reader.sent_to = answer
+                        reader.asked.add(answer.replica or teller or "")
                         raise _Lost
                     elif isinstance(answer.event, Moved):
                         reader.sent_to = NotHere("", answer.event.owner)
@@ -213,14 +222,6 @@ class LastingStream:
 
 class _Lost(Exception):
     """The rest of the turn is to be had elsewhere."""
-
-
-def _published(rounds: Sequence[Round]) -> int:
-    """The ledger position after the last id that was published with these rounds; 0: none was."""
-    if not rounds:
-        return 0
-    last = rounds[-1]
-    return last.start + len(last.token_ids) - last.held_back
 
 
 def _affinity(turn: TurnRequest) -> str:

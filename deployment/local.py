@@ -77,10 +77,7 @@ def running(
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with contextlib.ExitStack() as stack:
         if quiet:
-            # Ray tells the driver of every process that dies, whatever its log level.
-            sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stderr(sink))
-            stack.enter_context(contextlib.redirect_stdout(sink))
+            stack.enter_context(_silenced())
         if address is None and args.durable == DEFAULT_PLACE:
             stack.enter_context(held(default_place(app)))
         stack.callback(_disconnect, app, address)
@@ -92,6 +89,17 @@ def until_interrupted() -> None:
     """Waits for Ctrl-C, which here is how things are meant to end."""
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Ray tells the driver of every process that dies, whatever its log level."""
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as sink,
+        contextlib.redirect_stderr(sink),
+        contextlib.redirect_stdout(sink),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -117,7 +125,8 @@ def _uninterrupted() -> Iterator[None]:
 def _disconnect(app: str, address: str | None) -> None:
     if not ray.is_initialized():
         return
-    with _uninterrupted():
+    # Of a cluster that ends with this process nobody need hear how its parts end.
+    with _uninterrupted(), _silenced() if address is None else contextlib.nullcontext():
         with contextlib.suppress(Exception):  # what is left goes down with the cluster
             serve.delete(app)
             remove(app)
@@ -184,8 +193,13 @@ def _deploy(args: AppArgs, app: str, host: str, port: int, tls: Tls | None) -> s
         serve.run(build(args), name=app, route_prefix="/")
     except RuntimeError as error:
         raise LaunchError(f"the application did not start: {_cause(app) or _first_line(error)}") from None
-    scheme = "http" if tls is None else "https"
-    return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    return url_of(host, port, tls)
+
+
+def url_of(host: str, port: int, tls: Tls | None) -> str:
+    """Under which a server that listens there is found from here."""
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"{'http' if tls is None else 'https'}://{name}:{port}"
 
 
 def _cause(app: str) -> str:

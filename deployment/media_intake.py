@@ -16,7 +16,7 @@ from deployment.errors import invalid_media, media_too_large
 from deployment.media_fetch import Fetcher, TooLarge
 from deployment.media_formats import MOVING, STILL, Format, check_declared, format_of, known_type, listed
 from deployment.media_limits import MediaLimits
-from deployment.request_reading import MAX_BODY_BYTES, body_too_large
+from deployment.request_reading import MAX_BODY_BYTES, beside, body_too_large
 from deployment.wire import KeptMedia, MediaSource, TurnRequest
 from model.errors import MediaError
 
@@ -46,7 +46,7 @@ class MediaIntake:
     ) -> TurnRequest:
         """The turn with its media beside its messages. `body_bytes`: how large the body was. `places`: what holds each
         of the media in the body, where that was not a chat completion's. Raises RequestError, 400 or 413."""
-        parts = parts_of(turn.messages, reader)
+        parts = await beside(body_bytes, parts_of, turn.messages, reader)
         if places is not None:
             parts = parts.at(places)
         if body_bytes - parts.inline_characters > MAX_BODY_BYTES:

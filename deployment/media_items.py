@@ -6,7 +6,6 @@ images again with every turn.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from deployment.engine.errors import CONTEXT_LENGTH_EXCEEDED
 from deployment.errors import RequestError, invalid_media
 from deployment.media import Deadline, EndsEarly, Video, decode_image, open_video
 from deployment.media_limits import MediaLimits
+from deployment.media_queue import MediaQueue
 from deployment.wire import KeptMedia, MediaSource
 from model.errors import MediaError
 from model.media import MediaItem, image_item, video_item
@@ -38,24 +38,24 @@ class MediaItems:
         self._rules = rules
         self._limits = limits
         self._context = context
-        self._threads = ThreadPoolExecutor(DECODERS, "media")
+        self._queue = MediaQueue(ThreadPoolExecutor(DECODERS, "media"), DECODERS)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], MediaItem] = OrderedDict()
         self._bytes = 0
 
     async def of(
-        self, sources: Sequence[MediaSource | KeptMedia], kept: Mapping[str, Media] | None = None
+        self, sources: Sequence[MediaSource | KeptMedia], tenant: str, kept: Mapping[str, Media] | None = None
     ) -> tuple[MediaItem, ...]:
-        """In their order. `kept`: what the turn's session has, by the sha256 of the files. Raises RequestError (400)
-        naming the content part at fault."""
+        """In their order. `tenant`: whose they are. `kept`: what the turn's session has, by the sha256 of the files.
+        Raises RequestError: 400 naming the content part at fault, or 429 where too many wait."""
         if not sources:
             return ()
         if self._rules is None:
             source = sources[0]
             message = f"{source.place}: is a part of type {source.kind!r}, but the model is one of text alone"
             raise invalid_media(message, source.place)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._all, sources, self._rules, kept or {})
+        size = sum(len(source.data) for source in sources if isinstance(source, MediaSource))
+        return await self._queue.run(tenant, size, self._all, sources, self._rules, kept or {})
 
     def _all(
         self, sources: Sequence[MediaSource | KeptMedia], rules: MediaRules, kept: Mapping[str, Media]

@@ -38,7 +38,8 @@ class MediaLimits:
     hosts: tuple[str, ...] = ()
 
 
-_HOST = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?", re.IGNORECASE)
+HOST_NAME = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*", re.IGNORECASE)
+_HOST = re.compile(rf"(\*\.)?{HOST_NAME.pattern}(:[0-9]{{1,5}})?", re.IGNORECASE)
 
 
 def check_host(host: str) -> None:

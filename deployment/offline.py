@@ -26,8 +26,9 @@ MAX_CHOICES = 8
 @dataclass(frozen=True)
 class Asked:
     """How a prompt is continued; fields as in `Submit`. `seed` None: a random one for each prompt, in the place of
-    `sampling.seed`. `n`: choices. `enable_thinking` is the chat template's switch, and
-    `tools` are what it offers. `echo`: an answer's text begins with the prompt's."""
+    `sampling.seed`. `n`: choices. `enable_thinking` and `preserve_thinking` are the chat template's switches, and
+    `tools` are what it offers. `continues`: the answer goes on with the last message. `echo`: an answer's text begins
+    with the prompt's."""
 
     sampling: Sampling
     max_tokens: int
@@ -40,6 +41,8 @@ class Asked:
     include_stop_string: bool = False
     thinking_budget: int | None = None
     enable_thinking: bool | None = None
+    preserve_thinking: bool | None = None
+    continues: bool = False
     grammar: Grammar | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     echo: bool = False
@@ -111,6 +114,8 @@ def _encoded(models: Models, source: Source, asked: Asked) -> Prompt:
             models.tokenizer,
             source.messages,
             enable_thinking=asked.enable_thinking,
+            preserve_thinking=asked.preserve_thinking,
+            continues=asked.continues,
             tools=asked.tools,
             limit=models.context,
             shown=ShownMedia(models.vision),

@@ -46,6 +46,11 @@ class PathNames:
         await self._app(scope, receive, send)
 
 
+def route_path(scope: Scope) -> str:
+    """The path as the routes name it: without the prefix under which Serve has the application."""
+    return scope.get("path", "").removeprefix(scope.get("root_path", ""))
+
+
 def _kept(raw: bytes | None, path: str) -> str:
     parts = path.split("/") if raw is None else map(unquote, raw.decode("ascii").split("/"))  # ASGI may not have it
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)

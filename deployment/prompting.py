@@ -14,6 +14,7 @@ from deployment.media_limits import MediaLimits
 from deployment.parsing.turn_text import think_is_open
 from deployment.session import Session
 from deployment.shown_media import ShownMedia
+from deployment.splicing import spliced
 from deployment.turn_records import tools_sha256
 from deployment.turns import Prompt, append, full_history
 from deployment.wire import TurnRequest
@@ -32,25 +33,34 @@ class Prompter:
         self._media = MediaItems(vision.rules if vision else None, media or MediaLimits(), service.context_limit)
 
     async def alone(self, request: TurnRequest, session: Session | None = None) -> Prompt:
-        """The prompt of a request that carries all of it, but for images that its session has. RequestError (400)."""
+        """The prompt of a request that carries all of it, but for images that its session has. RequestError: 400,
+        or 429 where too many others wait for their media."""
         if request.mode == "prompt":
             return await asyncio.to_thread(self._text, request)
-        items = await self._media.of(request.media, session.shown if session is not None else None)
+        items = await self._media.of(request.media, request.tenant, session.shown if session is not None else None)
         return await asyncio.to_thread(self._history, request, items)
+
+    async def in_session(self, prompt: Prompt, session: Session) -> Prompt:
+        """The prompt of a full history, in the tokens of what its session's model said, where it comes back as that was
+        told (decision 20)."""
+        if not session.ledger or session.keyed or session.foreign is not None:
+            return prompt
+        known = await asyncio.to_thread(spliced, self._service.tokenizer, prompt, session.ledger)
+        return known if len(known.ids) < self._service.context_limit else prompt
 
     async def encoded(self, request: TurnRequest) -> tuple[int, ...]:
         """The prompt's ids, however long it is, and nothing that takes longer to find. RequestError (400)."""
         if request.mode == "prompt":
             asked, encode = request.prompt, self._service.tokenizer.encode
             return tuple(await asyncio.to_thread(encode, asked)) if isinstance(asked, str) else asked
-        items = await self._media.of(request.media)
+        items = await self._media.of(request.media, request.tenant)
         return (await asyncio.to_thread(self._rendered, request, items, 1)).ids
 
     async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         """The prompt of an append turn, which goes on from the session's ledger; the first turn of a session has
         nothing to go on from. RequestError: 400, 404, or 409 if something else made
         the ledger."""
-        items = await self._media.of(request.media)
+        items = await self._media.of(request.media, request.tenant)
         return await asyncio.to_thread(self._appended, request, session, items)
 
     def _appended(self, request: TurnRequest, session: Session, items: Sequence[MediaItem]) -> Prompt:

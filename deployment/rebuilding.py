@@ -26,7 +26,7 @@ from deployment.metrics.transfers import Transfers
 from deployment.ownership.log import Deleted, HeadMoved, Record
 from deployment.ownership.log_format import read_head
 from deployment.ownership.messages import Image, Opened
-from deployment.ownership.words import Member, SessionKey
+from deployment.ownership.words import Epoch, Member, SessionKey
 from deployment.session import Session, engine_id_of
 from deployment.session_log import LoggedTurn, living, logged_turns
 from deployment.turn_records import turn_record
@@ -101,18 +101,19 @@ class Rebuilder:
         raise session_unavailable(key.session, "no copy of its state was found; send the full history")
 
     def _book(self, session: Session, turn: LoggedTurn) -> None:
-        """What a logged turn that is over has committed. One that committed nothing leaves no trace."""
-        finished = turn.finished()
-        if finished is None or not (finished.token_ids or finished.hidden_ids):
+        """What a logged turn that is over has committed: of several choices the first that did, since nothing goes on
+        from them. One that committed nothing leaves no trace."""
+        ends = [(choice, end) for choice in turn.choices if (end := turn.finished(choice)) is not None]
+        said = [(choice, end) for choice, end in ends if end.token_ids or end.hidden_ids]
+        if not turn.over or not said:
             return
+        choice, finished = said[0]
         request, prompt = turn.request(session.key), turn.prompt(session.media)
-        text = turn_text(self._service.tokenizer, request, prompt, 0)
+        text = turn_text(self._service.tokenizer, request, prompt, choice)
         text.push(finished.token_ids, finished.text_cut)
         text.flush()
-        seed, ended = turn.began.seed, turn.course(0).ended
-        record = turn_record(
-            request, self._replica, request.turn, seed, None, finished, ended.at if ended is not None else 0.0
-        )
+        ended_at = max(one.ended.at for one in turn.courses.values() if one.ended is not None)
+        record = turn_record(request, self._replica, request.turn, turn.began.seed, None, finished, ended_at)
         session.book(prompt, finished, told_in_all(request, text), record)
 
     async def _of_arrival(self, opened: Opened, arrival: Arrival) -> tuple[Session, Hit] | None:
@@ -178,10 +179,17 @@ def unfinished(opened: Opened) -> bool:
 
 
 def lacks_image(opened: Opened) -> bool:
-    """Whether an older session was to be given new copies, and its owner died before the first of them had it."""
-    moves = [one for one in living(opened.records) if isinstance(one, HeadMoved)]
-    alone = len(moves) == len(living(opened.records))
-    return alone and not opened.images and any(one.turn is not None for one in moves)
+    """Whether an older session was to be given new copies, and its owner died before the first of them had it. What its
+    log says after that, if anything, is not all of it."""
+    first = next(iter(living(opened.records)), None)
+    return not opened.images and isinstance(first, HeadMoved) and first.turn is not None
+
+
+def begun_again(opened: Opened) -> Epoch | None:
+    """The epoch under which that began; None if it did not, or if the session has gone on since."""
+    said = living(opened.records)
+    untouched = lacks_image(opened) and all(isinstance(one, HeadMoved) for one in said)
+    return said[0].order.epoch if untouched else None
 
 
 def _needs_image(record: Record) -> bool:

@@ -45,6 +45,7 @@ from deployment.ownership.messages import Drain
 from deployment.ownership.words import SessionKey
 from deployment.prompting import Prompter
 from deployment.router import LANES_FREE
+from deployment.scaling import RECENT_SECONDS, Demand
 from deployment.session import Session
 from deployment.session_desk import SessionDesk
 from deployment.settings import AppArgs
@@ -116,12 +117,12 @@ class EngineReplica:
             self._id, self._service, self._cluster, transport, durable, self._arrivals, self._send
         )
         self._state_limit = StateLimit(args.tenant_state_bytes, self._cluster.used_by, self._keeper.copies.make_room_of)
-        self._drainer = Drainer(self._keeper)
+        self._drainer = Drainer(self._id, self._keeper)
         self._keyed = KeyedExpiry(self._keeper, self._cluster, args.host_store_bytes // KEPT_SHARE)
         creating = Creating(self._service, self._keeper)
         forking = Forking(self._service, self._keeper, creating)
         self._sessions = SessionDesk(self._id, self._keeper, creating, forking, self._state_limit, self._turns)
-        self._lanes = args.lanes
+        self._lanes, self._store_bytes = args.lanes, args.host_store_bytes
         self._prompter = Prompter(self._service, accept_new_weights=args.accept_new_weights, media=args.media_limits)
         self._desk = TurnDesk(
             self._id,
@@ -186,6 +187,11 @@ class EngineReplica:
         """For the routers, which Serve gives it to."""
         return {LANES_FREE: self._load().lanes_free}
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `deployment/scaling.py`, which Serve gives it to."""
+        kept = self._keeper.copies.recent_bytes(time.time() - RECENT_SECONDS)
+        return Demand(self._lanes, self._turns.lanes_wanted, kept, self._cluster.node, self._store_bytes).told()
+
     # ------------------------------------------------------------------------------------------------ turns
 
     async def take_turn(self, route: Route, request: TurnRequest) -> AsyncIterator[TurnAnswer]:
@@ -210,7 +216,7 @@ class EngineReplica:
     async def _sent_on(self, route: Route, request: TurnRequest) -> str | None:
         """Who takes the turn instead of this replica, which is about to go."""
         if request.key is not None:
-            return await self._drainer.sent_on(request.key)
+            return await self._drainer.sent_on(request.key, route.placement.owner if route.placement else None)
         known = self._turns.repeated(request) is not None
         return None if known else self._drainer.destination(route.affinity)
 
@@ -268,8 +274,9 @@ class EngineReplica:
         if wanted == "count":
             return encoded
         if len(ids) > MOST_TOLD_IDS:
-            what = f"the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
-            return Refused(400, engine_errors.INVALID_REQUEST, what)
+            field = "prompt" if request.mode == "prompt" else "messages"
+            what = f"{field}: the prompt has {len(ids)} tokens, and at most {MOST_TOLD_IDS} are told"
+            return Refused(400, engine_errors.INVALID_REQUEST, what, field)
         spelled = await asyncio.to_thread(self._spelled, ids) if wanted == "spelled" else ()
         return replace(encoded, ids=ids, spelled=spelled)
 
@@ -415,6 +422,5 @@ class EngineReplica:
             sessions=self._keeper.named,
             running=self._turns.running,
             engine=engine,
-            temperature=self._service.generation_defaults.temperature,
-            top_p=self._service.generation_defaults.top_p,
+            defaults=self._service.generation_defaults,
         )

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
@@ -22,8 +22,12 @@ from deployment.schemas import GenerationBody, TurnBody
 from deployment.tool_use import ToolUse
 from deployment.wire import TurnRequest
 
+T = TypeVar("T")
+
 MAX_BODY_BYTES = 8 << 20
 """Several times the text of the longest context: a larger one is rendered and tokenised only to be refused."""
+SMALL_BYTES = 32 << 10
+"""A body of so many is read in a few milliseconds."""
 MAX_KEY = 255
 """Characters of an idempotency key: as many as a session's document has room for (`state/FORMAT.md`)."""
 
@@ -43,8 +47,9 @@ def visible_name(name: str, param: str, what: str) -> str:
     return name
 
 
-async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Raises RequestError (413) as soon as the body is known to be too large: before it is read, if it says so."""
+async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
+    """As it was collected, since a document may be as large as half the memory. Raises RequestError (413) as soon as
+    the body is known to be too large: before it is read, if it says so."""
     too_large = body_too_large(limit)
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limit:
@@ -54,7 +59,7 @@ async def body_of(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
         body += part
         if len(body) > limit:
             raise too_large
-    return bytes(body)
+    return body
 
 
 def body_too_large(limit: int, part: str = "") -> RequestError:
@@ -66,9 +71,16 @@ async def document_of(request: Request, *, empty: bool = False) -> Any:
     return {} if empty and not body else await document_in(body)
 
 
-async def document_in(body: bytes) -> Any:
-    # A large body takes seconds to parse: other requests' streams must not wait for it.
-    return await asyncio.to_thread(read_json, body)
+async def document_in(body: bytearray) -> Any:
+    return await beside(len(body), read_json, body)
+
+
+async def beside(body_bytes: int, function: Callable[..., T], *args: Any) -> T:
+    """What a function returns that looks at all of a body. A large one takes seconds: other requests' streams must not
+    wait for it, nor a small one for the threads that are busy with large ones."""
+    if body_bytes <= SMALL_BYTES:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
 
 
 @dataclass(frozen=True)
@@ -141,14 +153,13 @@ def turn_request(body: TurnBody, mode: Literal["history", "append"], asking: Ask
         logprobs=body.alternatives,
         thinking_budget=body.thinking_budget,
         enable_thinking=body.thinks,
-        preserve_thinking=body.chat_template_kwargs.preserve_thinking if body.chat_template_kwargs else None,
-        grammar=body.response_format.grammar if body.response_format else None,
+        preserve_thinking=body.preserves_thinking,
         tools=tool_use(body),
-        continues=_continues(body, mode),
+        continues=continues(body, mode),
     )
 
 
-def _continues(body: TurnBody, mode: Literal["history", "append"]) -> bool:
+def continues(body: TurnBody, mode: Literal["history", "append"]) -> bool:
     """Raises RequestError (400) where there is nothing to go on with."""
     if not body.continue_final_message:
         if body.add_generation_prompt is False:
@@ -175,7 +186,7 @@ def tool_use(body: TurnBody) -> ToolUse | None:
         if choice in ("none", "auto"):
             return None
         raise invalid("tool_choice: needs tools to choose from", "tool_choice")
-    if body.response_format and body.response_format.grammar and choice != "none":
+    if body.grammar and choice != "none":
         message = 'response_format: an answer that may be a call has no other form; set tool_choice to "none"'
         raise invalid(message, "response_format")
     source = json.dumps(body.tools, ensure_ascii=False)
@@ -192,7 +203,7 @@ def completion_requests(body: CompletionBody, asking: Asking) -> list[TurnReques
     if asking.key is not None:
         message = "x-session-id: a text completion belongs to no session; use /v1/chat/completions, or prompt_cache_key"
         raise invalid(message, "x-session-id")
-    if body.stream and (len(body.prompts) > 1 or body.max_tokens == 0):
+    if body.stream and (len(body.prompts) > 1 or body.wanted == 0):
         raise invalid("stream: is possible for one prompt and at least one token; leave it out", "stream")
     turns: list[TurnRequest] = []
     for index, prompt in enumerate(body.prompts):
@@ -238,14 +249,16 @@ def _generation(body: GenerationBody, mode: Literal["history", "append", "prompt
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         drafting=body.drafting,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logit_bias=body.bias,
         min_tokens=body.min_tokens or 0,
         reproducible=body.reproducible,
+        logprobs_mode=body.logprobs_mode,
         stop=tuple(body.stop or ()),
         include_stop=body.include_stop_str_in_output,
         n=body.n or 1,
+        grammar=body.grammar,
     )

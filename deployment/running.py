@@ -11,7 +11,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from deployment.answer_text import told_in_all, turn_text
 from deployment.cluster.not_owned import NotOwned
@@ -20,7 +21,7 @@ from deployment.engine.commands import Cancel, Submit, Suspend, TokenLogprob
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Captured, Failed, Finished, PromptLogprobs, Round, Started, Suspended, Tokens
 from deployment.engine.service import EngineService
-from deployment.errors import Refused, RequestError, of_engine
+from deployment.errors import TURN_CANCELLED, Refused, RequestError, of_engine
 from deployment.keeper import SessionKeeper
 from deployment.parsing.turn_text import Said
 from deployment.session import Session
@@ -32,6 +33,15 @@ from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Moved, Opened, SessionFacts, TokenFact, TurnEvent, TurnRequest
 
 log = logging.getLogger("ray.serve")
+
+
+@dataclass
+class Beside:
+    """The choices of one turn. `running`: those that are not over; the last of them leaves the turn in its session.
+    `said`: books it there as one of them went."""
+
+    running: int = 1
+    said: dict[int, Callable[[], None]] = field(default_factory=dict)
 
 
 class RunningTurn:
@@ -52,9 +62,10 @@ class RunningTurn:
         turn_log: TurnLog | None = None,
         course: Course | None = None,
         over: Finished | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """`stream`: that of all choices of the request. `done` is called with this one's last event. `course`: how it
-        went before, elsewhere. `over`: how it ended there, so that it is only told."""
+        went before, elsewhere. `over`: how it ended there, so that it is only told. `beside`: None of a single one."""
         self._choice = submit.sampling.sub
         self._replica = replica
         self._model = model
@@ -68,6 +79,7 @@ class RunningTurn:
         self._log: TurnLog = NoLog() if turn_log is None else turn_log
         self._course = Course() if course is None else course
         self._over = over
+        self._beside = Beside() if beside is None else beside
         self._cancelled = self._gone = False
         self._untold: list[Round] = []
         self._scores: list[TokenLogprob] = []
@@ -132,7 +144,9 @@ class RunningTurn:
     async def _run(self) -> None:
         last = await self._last_event()
         # Before anybody hears of the end, since the next turn may follow at once.
-        if self._session is not None and self._over is None:
+        if self._over is None:
+            self._beside.running -= 1
+        if self._session is not None and self._over is None and not self._beside.running:
             self._session.running = None
         self._stream.publish(last)
         self._done(last)
@@ -190,7 +204,7 @@ class RunningTurn:
                     self._begin_again()
                     closed = await self._finish(event)
                     # Only a cancelled turn ends before it begins: its reader left, or its session was deleted.
-                    return closed if self._started else Refused(409, "turn_cancelled", "the turn was cancelled")
+                    return closed if self._started else TURN_CANCELLED
                 case Failed():
                     await self._keep_of_failed(event)
                     return of_engine(event.code, event.message, event.param)
@@ -221,7 +235,9 @@ class RunningTurn:
             self._tell(ids[new], logprobs[new], self._over.text_cut if self._over is not None and whole else 0)
 
     def _retold(self, over: Finished) -> TurnEvent:
-        self._begin_again()
+        self._begin(Started(self._submit.turn, "none", 0, len(self._prompt.ids)))
+        if self._session is not None and over.token_ids:
+            self._beside.said[self._choice] = partial(self._commit, self._session, over)
         if over.finish_reason == "failed":
             return Refused(500, engine_errors.INTERNAL_ERROR, "the turn failed; the log of its server says why")
         return self._closed(over, self._text.flush())
@@ -261,20 +277,27 @@ class RunningTurn:
         )
         await self._log.ended(ended)
         if self._session is not None:
-            try:
-                await self._settle(self._session, ended)
-            except (RequestError, EngineError) as error:
-                log.warning("no image of the failed turn %s: %s", self._submit.turn, error, extra=self._named)
+            await self._settle(self._session, ended)
 
     async def _settle(self, session: Session, ended: Finished) -> None:
-        """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it."""
+        """Books what the turn committed, and copies it; a session that a turn made and left empty goes with it. Of
+        several choices the first one that said anything is booked, since nothing goes on from them. The log has all of
+        the turn by now: it ended as it did, also where there is no copy."""
         if self._start_copy is not None:
             await self._start_copy
+        said = self._beside.said
         if ended.token_ids or ended.hidden_ids:
-            self._commit(session, ended)
-            await self._keeper.copies.turn_ended(session)
-        elif not session.turns and not session.created:
-            await self._keeper.ending.abandon(session)
+            said[self._choice] = partial(self._commit, session, ended)
+        if self._beside.running > 1:
+            return
+        try:
+            if said:
+                said[min(said)]()
+                await self._keeper.copies.turn_ended(session)
+            elif not session.turns and not session.created:
+                await self._keeper.ending.abandon(session)
+        except (RequestError, EngineError) as error:
+            log.warning("no image of turn %s, which is over: %s", self._submit.turn, error, extra=self._named)
 
     async def _finish(self, finished: Finished) -> Closed:
         rest = self._text.flush()

@@ -15,8 +15,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticUndefined
 
-from deployment.engine.commands import Grammar
+from deployment.engine.commands import Grammar, LogprobsMode
 from deployment.engine.tool_grammar import functions_of
 from deployment.json_reading import json_type, shown
 from deployment.tool_schemas import CalledBefore, NamedTool
@@ -61,9 +62,25 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "n": (1,),
+    "priority": (0,),
+    "logprobs": (0,),
+    "top_logprobs": (0,),
+    "chat_template_kwargs": ({},),
+    "response_format": ({"type": "text"},),
 }
-"""Fields of this interface, and of servers that speak it, that would change the answer and are not supported, with the
-values that ask for nothing. null is always one. What nobody knows is ignored, as clients expect of this interface."""
+"""Fields of these interfaces, and of servers that speak them, that would change the answer where they are not
+supported, with the values that ask for nothing. null is always one, and so is what a field of a turn is where it is
+left out. What nobody knows is ignored, as clients expect of these interfaces."""
 
 
 class Message(BaseModel):
@@ -162,17 +179,33 @@ MAX_DIGITS = 10
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100)]
 
 
+def neutral_values() -> dict[str, tuple[Any, ...]]:
+    """Every field that would change an answer somewhere, with the values that ask for nothing beside null."""
+    defaults = {name: field.default for name, field in TurnBody.model_fields.items() if name not in TELL_ONLY}
+    of_turns = {name: () if one in (None, PydanticUndefined) else (one,) for name, one in defaults.items()}
+    return {name: (*of_turns.get(name, ()), *NEUTRAL.get(name, ())) for name in [*NEUTRAL, *of_turns]}
+
+
+TELL_ONLY = ("model", "stream", "stream_options")
+"""Fields of a turn that say how its answer is told, and not what it is."""
+
+
 def _with_neutral(schema: dict[str, Any]) -> None:
     """For descriptions of the interface: what is ignored, and what must ask for nothing."""
     schema["additionalProperties"] = True
-    for name, values in NEUTRAL.items():
+    for name, values in neutral_values().items():
         schema["properties"].setdefault(name, {"enum": [*values, None]})
 
 
-class GenerationBody(BaseModel):
-    """What every request for text may say, whatever its prompt looks like."""
+class AnswerBody(BaseModel):
+    """A request for an answer, in whatever interface: it may hold what nobody knows, but nothing that would change the
+    answer elsewhere and does not here."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral)
+    model_config = ConfigDict(extra="ignore", json_schema_extra=_with_neutral)
+
+
+class GenerationBody(AnswerBody):
+    """What every request for text may say, whatever its prompt looks like."""
 
     model: str | None = None
     stream: StrictBool = False
@@ -188,6 +221,7 @@ class GenerationBody(BaseModel):
     logit_bias: dict[str, Bias] | None = None
     min_tokens: int | None = Field(default=None, strict=True, ge=0)
     reproducible: StrictBool = False
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     max_tokens: int | None = Field(default=None, strict=True, ge=1)
     stop_token_ids: list[TokenId] | None = None
     stop: list[StopString] | None = Field(default=None, max_length=4)
@@ -198,6 +232,7 @@ class GenerationBody(BaseModel):
     store: StrictBool | None = None
     priority: Literal["interactive", "background"] = "interactive"
     queue_seconds: float | None = Field(default=None, strict=True, ge=0)
+    response_format: ResponseFormat | None = None
 
     @field_validator("temperature", "queue_seconds")
     @classmethod
@@ -233,6 +268,10 @@ class GenerationBody(BaseModel):
         return tuple((int(token), added) for token, added in (self.logit_bias or {}).items())
 
     @property
+    def grammar(self) -> Grammar | None:
+        return self.response_format.grammar if self.response_format else None
+
+    @property
     def usage_told(self) -> UsageTold:
         return (self.stream_options or StreamOptions()).usage_told
 
@@ -247,7 +286,6 @@ class TurnBody(GenerationBody):
     thinking_budget: int | None = Field(default=None, strict=True, ge=0)
     chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Effort | None = None
-    response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool = True
@@ -283,6 +321,11 @@ class TurnBody(GenerationBody):
         if options.enable_thinking is None and effort is not None:
             return effort != "none"
         return options.enable_thinking
+
+    @property
+    def preserves_thinking(self) -> bool | None:
+        """Whether earlier thinking stays in the prompt. None: as its template has it."""
+        return self.chat_template_kwargs.preserve_thinking if self.chat_template_kwargs else None
 
     @property
     def alternatives(self) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.exceptions import RayError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployment.body_reading import parse
 from deployment.cluster.transport import Cluster
@@ -32,7 +33,7 @@ from deployment.server_objects import (
     session_details,
     turns_object,
 )
-from deployment.wire import Adopted, ExportedSession, Movement, ReplicaInfo, Route, SessionInfo
+from deployment.wire import Adopted, ExportedSession, Movement, Route, SessionInfo
 from state.errors import StateError
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ if TYPE_CHECKING:
 
 LOCATE_SECONDS = 10.0
 SHOWN_SECONDS = 10.0
+STAYING_SECONDS = 2.0
+
+PIECE_BYTES = 4 << 20
+"""Of a document that is exported: about a millisecond's copy."""
 
 DOCUMENT_TYPE = "application/vnd.dflash.session"
 
 
-def _opened(body: bytes) -> SessionDocument:
+def _opened(body: bytearray) -> SessionDocument:
     # the only work of an ingress that needs torch, whose import takes seconds and memory
     from state.document import open_document
 
@@ -69,7 +74,6 @@ class SessionApi:
     async def beginning(self, request: Request, start: str) -> tuple[str, ...]:
         """Names of the asker's sessions that begin so, in their order."""
         tenant = tenant_of(request)
-        await located(self._cluster, SessionKey(tenant, start))  # until then the directory may not know all of them
         names = [placed.key.session for placed in await self._sessions(tenant)]
         return tuple(sorted(name for name in names if name.startswith(start)))
 
@@ -96,7 +100,8 @@ class SessionApi:
             known = None
         if isinstance(known, Refused):
             raise known.error
-        return session_details(placement, known)
+        # A long transcript takes seconds to write: other requests' streams must not wait for it.
+        return await asyncio.to_thread(_shown, placement, known)
 
     async def turns(self, request: Request, name: str) -> Any:
         return turns_object(await self._loaded(request, name))
@@ -133,7 +138,7 @@ class SessionApi:
     async def migrate(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(MigrateBody, await document_of(request, empty=True))
-        target = _emptiest(await self._replicas.all(), placement.owner) if body.to is None else body.to
+        target = await self._emptiest(placement.owner) if body.to is None else body.to
         if body.to is not None and not await self._is_there(body.to):
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
         key, source, movement = placement.key, placement.owner, Movement()
@@ -176,7 +181,8 @@ class SessionApi:
         if isinstance(answer, Refused):
             raise answer.error
         assert isinstance(answer, ExportedSession)
-        return Response(answer.document.tobytes(), media_type=DOCUMENT_TYPE)
+        headers = {"content-length": str(answer.document.nbytes)}
+        return StreamingResponse(_pieces(answer.document), media_type=DOCUMENT_TYPE, headers=headers)
 
     async def import_(self, request: Request, id: str | None) -> Any:
         """The new session belongs to whoever imports it; the document names no tenant."""
@@ -193,6 +199,20 @@ class SessionApi:
             raise answer.error
         return adopted_object(key.session, "imported", answer)
 
+    async def _emptiest(self, owner: str | None) -> str:
+        """Of those that stay: one that is about to go would give the session away at once. The directory hears of one
+        that has just come within a moment."""
+        others = [one for one in await self._replicas.all() if one.replica != owner]
+        deadline = time.monotonic() + STAYING_SECONDS
+        while others:
+            staying = await self._cluster.staying(beside=owner or "")
+            if stay := [one for one in others if one.replica in staying]:
+                return min(stay, key=lambda one: one.sessions).replica
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.25)
+        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
+
     async def _is_there(self, replica: str) -> bool:
         """By the directory, since an engine in a long step keeps its replica from answering; or by the replica itself,
         which may be too new for the directory."""
@@ -201,6 +221,9 @@ class SessionApi:
         return replica in [one.replica for one in await self._replicas.all()]
 
     async def _sessions(self, tenant: str) -> tuple[Placed, ...]:
+        """All of a tenant's. RequestError (503) while nobody can say."""
+        # Of a name that no session has it is known when all of them are that it is none.
+        await located(self._cluster, SessionKey(tenant, ""))
         try:
             return await self._cluster.sessions(tenant)
         except (RayError, TimeoutError):
@@ -217,6 +240,16 @@ class SessionApi:
         """RequestError (409) if there is such a session."""
         if await located(self._cluster, key) is not None:
             raise session_exists(key.session)
+
+
+def _shown(placement: Placed, known: SessionInfo | None) -> Response:
+    return JSONResponse(session_details(placement, known))
+
+
+async def _pieces(document: np.ndarray) -> AsyncIterator[bytes]:
+    """Of a document, which may be as large as half the memory, one copy after the other."""
+    for start in range(0, len(document), PIECE_BYTES):
+        yield document[start : start + PIECE_BYTES].tobytes()
 
 
 async def located(cluster: Cluster, key: SessionKey) -> Placed | None:
@@ -242,10 +275,3 @@ def _key_of(request: Request, body: SessionBody) -> SessionKey:
 
 def _owner(placement: Placed) -> Route:
     return Route(str(placement.key), placement.owner, placement)
-
-
-def _emptiest(replicas: list[ReplicaInfo], owner: str | None) -> str:
-    others = [replica for replica in replicas if replica.replica != owner]
-    if not others:
-        raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
-    return min(others, key=lambda replica: replica.sessions).replica

@@ -101,9 +101,11 @@ class SessionCopies:
             self._durable.turn_began(session.key)
 
     async def turn_ended(self, session: Session) -> None:
-        """What the session is now goes to its copies, and becomes durable."""
-        await self.copy(session)
-        await self.make_durable(session)
+        """What the session is now goes to its copies, and becomes durable; that too where there is no copy of it."""
+        try:
+            await self.copy(session)
+        finally:
+            await self.make_durable(session)
 
     async def make_durable(self, session: Session) -> None:
         if not session.alone:
@@ -133,6 +135,8 @@ class SessionCopies:
             await self.copy(session)
             async with asyncio.timeout(KEPT_SECONDS):
                 await self._owned.kept(session.key)
+            if self._held(session.key) is not session:
+                raise NotOwned(f"session {session.key} was lost before all copies had it")
         except (NotOwned, TimeoutError):
             raise session_unavailable(session.key.session, "its copies do not answer") from None
         finally:
@@ -229,6 +233,11 @@ class SessionCopies:
     def bytes_of(self, session: Session) -> int:
         """What each of its copies takes, of a turn's own session its log."""
         return self._owned.logged(session.key) if session.keyed else len(session.newest.document)
+
+    def recent_bytes(self, since: float) -> int:
+        """What one copy takes of each session that has a turn, or had one since then."""
+        recent = (one for one in self._sessions.values() if one.running is not None or one.rests_since >= since)
+        return sum(map(self.bytes_of, recent))
 
     def _resting(self) -> list[Session]:
         """Sessions in which no turn runs and whose copies have something to let go of: images, which are made again; or

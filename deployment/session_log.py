@@ -56,10 +56,19 @@ class Course:
 
 @dataclass
 class LoggedTurn:
-    """A turn as the log has it. Its session's turns have one choice."""
+    """A turn as the log has it. Only one with a key of its own (`deployment/keyed_turns.py`) has several choices."""
 
     began: TurnBegan
     courses: dict[int, Course] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> range:
+        return range(self.began.request.get("n", 1))
+
+    @property
+    def over(self) -> bool:
+        """Whether all choices are."""
+        return all(self.course(choice).ended is not None for choice in self.choices)
 
     def course(self, choice: int) -> Course:
         return self.courses.setdefault(choice, Course())

@@ -11,7 +11,7 @@ from deployment.engine.drafting import Steps, check_steps, read_steps
 from deployment.engine.log_lines import LogFormat, LogLevel, LogOptions
 from deployment.engine.options import Backend, Capture, EngineOptions
 from deployment.hub import AUTO, hub_id, located, public_drafter
-from deployment.media_limits import MediaLimits, check_host
+from deployment.media_limits import HOST_NAME, MediaLimits, check_host
 from model import DEMO
 
 _MEDIA = MediaLimits()
@@ -51,7 +51,9 @@ class AppArgs(BaseModel):
     image; `media_frames`, `media_seconds`: of a video. `media_cache_bytes`: of what the tower made of them, kept on a
     replica's device.
     `api_keys`: a file of the keys that are taken, and of whom they are (`deployment/api_keys.py`); without it every key
-    is a tenant of its own. It lies on the head node, where the ingress runs, and is read again when it changes.
+    is a tenant of its own, and web pages are kept out but for those of the server itself (`deployment/web_pages.py`),
+    which `localhost`, an address and `host_names` name. The file lies on the head node, where the ingress runs, and is
+    read again when it changes.
     `import_bytes`: of a document that is imported, which its ingress holds in memory; what a host store could not hold
     is refused all the same.
     `log_format`: text, or JSON with session, turn and epoch as fields. `log_texts`: prompts and answers are fields too.
@@ -92,6 +94,7 @@ class AppArgs(BaseModel):
     accept_numeric_path: bool = False
     accept_new_weights: bool = False
     api_keys: Path | None = None
+    host_names: tuple[str, ...] = ()
     cluster_key_file: Path | None = None
     durable: str | None = DEFAULT_PLACE
     durable_bytes: int = Field(default=16 << 30, ge=0)
@@ -135,7 +138,7 @@ class AppArgs(BaseModel):
             raise ValueError(f"must be an absolute path, a URL, {DEFAULT_PLACE} or none")
         return value
 
-    @field_validator("media_hosts", "model_aliases", mode="before")
+    @field_validator("host_names", "media_hosts", "model_aliases", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
@@ -154,6 +157,14 @@ class AppArgs(BaseModel):
         for host in hosts:
             check_host(host)
         return hosts
+
+    @field_validator("host_names")
+    @classmethod
+    def _names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a host; one is written as example.org, without a port")
+        return names
 
     @field_validator("api_keys")
     @classmethod

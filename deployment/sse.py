@@ -31,11 +31,11 @@ def resume(session: str, turn: str, after: str) -> str:
 
 
 async def chunks(
-    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, from_start: bool, usage: UsageTold
+    shown: AnswerFormat, events: AsyncGenerator[Told | Departing, None], *, after: EventId | None, usage: UsageTold
 ) -> AsyncGenerator[str, None]:
-    """`events` come after the turn's first one. Not `from_start`: the reader has had the beginning before. An error is
-    the last event of the stream, since the status line has been sent; so is `resume`, which says where a session's turn
-    is to be followed from now on."""
+    """`events` come after the turn's first one, and after the event that the reader had last; `after` None: after none.
+    An error is the last event of the stream, since the status line has been sent; so is `resume`, which says where a
+    session's turn is to be followed from now on."""
     opened = shown.answer.opened
     closed: list[Closed] = []
     used: dict[int, int] = {}
@@ -43,9 +43,10 @@ async def chunks(
     def with_usage(document: dict[str, Any]) -> dict[str, Any]:
         return document if usage != "always" else {**document, "usage": shown.answer.used(sum(used.values()))}
 
-    last = str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None))
+    start = EventId(opened.turn, opened.prompt_tokens, digest_of(()), 0 if opened.choices > 1 else None)
+    last = str(start if after is None else after)
     async with aclosing(events):
-        if from_start:
+        if after is None:
             for choice, document in enumerate(shown.first()):
                 named = choice if opened.choices > 1 else None
                 yield event(with_usage(document), str(EventId(opened.turn, opened.prompt_tokens, digest_of(()), named)))

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployment.body_reading import parse
-from deployment.errors import Refused
+from deployment.errors import Refused, invalid
 from deployment.replica_calls import Replicas
 from deployment.request_reading import (
     MAX_BODY_BYTES,
     Asking,
+    beside,
     body_too_large,
     document_of,
     tenant_of,
@@ -23,18 +24,21 @@ from deployment.request_reading import (
 )
 from deployment.schemas import TokenId, TurnBody
 from deployment.turn_api import TurnApi
-from deployment.wire import MOST_TOLD_IDS, Encoded, EncodedAs, TurnRequest
+from deployment.wire import MOST_TOLD_IDS, Encoded, EncodedAs, Route, TurnRequest
 
 
-class TextBody(BaseModel):
-    """`add_special_tokens` changes nothing: these tokenizers add none."""
+class HowTold(BaseModel):
+    """What is told beside a prompt's token ids. `add_special_tokens` changes nothing: these tokenizers add none."""
 
     model_config = ConfigDict(extra="ignore")
 
-    model: str | None = None
-    prompt: str
     add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
+
+
+class TextBody(HowTold):
+    model: str | None = None
+    prompt: str
 
 
 class TokensBody(BaseModel):
@@ -55,12 +59,15 @@ class TokenApi:
         document, size = await self._turns.document(request)
         tenant = tenant_of(request)
         if isinstance(document, dict) and "messages" in document:
-            turn = await self._turns.seen(turn_request(parse(TurnBody, document), "history", Asking(tenant)), size)
-            with_strings = document.get("return_token_strs") is True
+            if document.get("prompt") is not None:
+                raise invalid("prompt: must have exactly one of prompt and messages", "prompt")
+            turn, with_strings = await beside(size, self._conversation, document, Asking(tenant))
+            turn = await self._turns.seen(turn, size)
         else:
             if size > MAX_BODY_BYTES:
                 raise body_too_large(MAX_BODY_BYTES)
             body = parse(TextBody, document)
+            self._turns.check_model(body.model)
             turn = TurnRequest(secrets.token_hex(16), "prompt", (), tenant=tenant, prompt=body.prompt)
             with_strings = body.return_token_strs
         encoded = await self._encoded(turn, "spelled" if with_strings else "ids")
@@ -69,6 +76,7 @@ class TokenApi:
 
     async def decode(self, request: Request) -> dict[str, Any]:
         body = parse(TokensBody, await document_of(request))
+        self._turns.check_model(body.model)
         text = await self._replicas.ask_any("decode", self._model, tuple(body.tokens))
         if isinstance(text, Refused):
             raise text.error
@@ -78,8 +86,15 @@ class TokenApi:
         """Of a prompt's tokens. RequestError (400) for a conversation that cannot be rendered."""
         return (await self._encoded(turn, "count")).count
 
+    def _conversation(self, document: Any, asking: Asking) -> tuple[TurnRequest, bool]:
+        """The turn, and whether its tokens are spelled."""
+        body = parse(TurnBody, document)
+        self._turns.check_model(body.model)
+        return turn_request(body, "history", asking), parse(HowTold, document).return_token_strs
+
     async def _encoded(self, turn: TurnRequest, wanted: EncodedAs) -> Encoded:
-        answer = await self._replicas.ask_any("encode", self._model, turn, wanted)
+        # By name, since media may take a while to decode: a replica that is silent and lives is not asked twice.
+        answer = await self._replicas.ask("encode", Route(self._model), turn, wanted)
         if isinstance(answer, Refused):
             raise answer.error
         return answer

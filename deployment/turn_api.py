@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from deployment.completion_format import CompletionFormat, merged
 from deployment.completion_schema import CompletionBody
 from deployment.content_parts import PartReader, chat_part
 from deployment.errors import Refused, RequestError
-from deployment.event_ids import parse_event_id
+from deployment.event_ids import EventId, parse_event_id
 from deployment.last_call import REPLACED, Departing, LastCall
 from deployment.lasting_stream import LastingStream
 from deployment.media_intake import MediaIntake
@@ -29,7 +29,7 @@ from deployment.metrics.turns import TurnMetrics
 from deployment.ownership.messages import Placed
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import asking_of, body_of, completion_requests, document_in, document_of, turn_request
+from deployment.request_reading import asking_of, beside, body_of, completion_requests, document_in, turn_request
 from deployment.schemas import TurnBody, UsageTold
 from deployment.sse import chunks, kept_alive
 from deployment.wire import Opened, Told, TurnRequest
@@ -73,11 +73,10 @@ class TurnApi:
         return await self._take(await self._asked(request, "append", key), ChatFormat)
 
     async def complete(self, request: Request) -> Response:
-        document = await document_of(request)
-        body = parse(CompletionBody, document)
-        self.check_model(body.model)
-        turns = completion_requests(body, asking_of(request, document))
-        shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.max_tokens != 0)
+        data = await body_of(request)
+        document = await document_in(data)
+        body, turns = await beside(len(data), self._completions, request, document)
+        shown = partial(CompletionFormat, scored=body.logprobs is not None, answered=body.wanted != 0)
         if len(turns) == 1:
             return await self._take(_Asked(turns[0], body.stream, body.usage_told), shown)
         answers = [asyncio.create_task(self._whole(turn, shown)) for turn in turns]
@@ -94,7 +93,7 @@ class TurnApi:
             seen, name = request.headers.get("last-event-id"), "Last-Event-ID"
         after = parse_event_id(seen, name) if seen else None
         events = self._stream.followed(placement.key, turn, after, placement)
-        return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after is None)
+        return await _answer(self._last_call.bounded(events), ChatFormat, True, usage, after)
 
     def events(self, turn: TurnRequest, streamed: bool) -> Bounded:
         """A turn's events, from its first to its last; a refusal is one. `streamed`: the client gets them one by
@@ -128,13 +127,23 @@ class TurnApi:
     ) -> _Asked:
         """What is left of a request when its media are out of it: its body is let go of before the turn runs."""
         document, size = await self.document(request)
+        asked = await beside(size, self._read, request, document, mode, key)
+        return replace(asked, turn=await self.seen(asked.turn, size))
+
+    def _read(
+        self, request: Request, document: Any, mode: Literal["history", "append"], key: SessionKey | None
+    ) -> _Asked:
         body = parse(TurnBody, document)
         self.check_model(body.model)
-        turn = turn_request(body, mode, asking_of(request, document, key))
-        return _Asked(await self.seen(turn, size), body.stream, body.usage_told)
+        return _Asked(turn_request(body, mode, asking_of(request, document, key)), body.stream, body.usage_told)
+
+    def _completions(self, request: Request, document: Any) -> tuple[CompletionBody, list[TurnRequest]]:
+        body = parse(CompletionBody, document)
+        self.check_model(body.model)
+        return body, completion_requests(body, asking_of(request, document))
 
     async def _take(self, asked: _Asked, shown: Format) -> Response:
-        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage, True)
+        return await _answer(self.events(asked.turn, asked.stream), shown, asked.stream, asked.usage)
 
     async def _whole(self, turn: TurnRequest, shown: Format) -> dict[str, Any]:
         """RequestError where there is no whole answer."""
@@ -167,11 +176,13 @@ async def told_whole(opened: Opened, events: Bounded) -> Choices:
     return choices
 
 
-async def _answer(events: Bounded, shown: Format, stream: bool, usage: UsageTold, from_start: bool) -> Response:
+async def _answer(
+    events: Bounded, shown: Format, stream: bool, usage: UsageTold, after: EventId | None = None
+) -> Response:
     opened = await begun(events)
     written = shown(opened)
     headers = written.answer.headers
     if stream:
-        parts = chunks(written, events, from_start=from_start, usage=usage)
+        parts = chunks(written, events, after=after, usage=usage)
         return StreamingResponse(kept_alive(parts), media_type="text/event-stream", headers=headers)
     return JSONResponse(written.whole(await told_whole(opened, events)), headers=headers)

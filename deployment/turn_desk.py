@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from deployment.answer_text import turn_text
 from deployment.cluster.not_owned import NotOwned
@@ -24,16 +25,17 @@ from deployment.keeper import SessionKeeper
 from deployment.locks import Locks
 from deployment.ownership import SessionKey
 from deployment.prompting import Prompter
-from deployment.running import RunningTurn
+from deployment.running import Beside, RunningTurn
 from deployment.session import Session
 from deployment.session_log import Course, LoggedTurn, courses_of
 from deployment.turn_lines import TurnLines
-from deployment.turn_log import SessionTurnLog, TurnLog
+from deployment.turn_log import SessionTurnLog
 from deployment.turn_records import request_sha256
 from deployment.turn_stream import TurnStream
 from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable, check_same
 from deployment.turns import Prompt, after_thinking, choices, seed_of, thinking_budget, top_k_of
 from deployment.wire import NOTHING, Elsewhere, Route, TurnEvent, TurnRequest, without_media
+from model.generation_defaults import GenerationDefaults
 from state.errors import FormatError
 from state.session_record import TurnRecord
 
@@ -112,23 +114,23 @@ class TurnDesk:
         return Elsewhere(record.replica, record.id)
 
     async def _begin(self, route: Route, request: TurnRequest) -> HeldTurn | Elsewhere:
+        prompt = None
         if not request.needs_its_session:
             # Before the session is touched: a prompt that cannot be served must not create one.
             prompt = await self._prompter.alone(request)
             request = without_media(request)
-            session = await self._session(route, request) if request.key else None
-            if isinstance(session, HeldTurn | Elsewhere):
-                return session
-            _check_newest(request, session)
-            return await self._run(request, prompt, session)
+            if request.key is None:
+                return await self._run(request, prompt, None)
         session = await self._session(route, request)
         if isinstance(session, HeldTurn | Elsewhere):
             return session
         ledger = session.ledger
         if request.mode == "append":
             prompt = await self._prompter.appended(request, session)
-        else:
+        elif prompt is None:
             prompt = await self._prompter.alone(request, session)
+        if request.mode == "history":
+            prompt = await self._prompter.in_session(prompt, session)
         request = without_media(request)
         if self._keeper.held(session.key) is not session or not session.free or session.ledger is not ledger:
             raise session_busy(session.key.session, "another request came first")
@@ -175,11 +177,13 @@ class TurnDesk:
         now = self._unix()
         since = now - REPEAT_SECONDS
         for record in reversed(session.turns):
-            if session.keyed and record.ended_at + KEPT_SECONDS < now:
-                return None  # its key is free again, though nobody has taken it away yet
+            key_is_free = record.ended_at + KEPT_SECONDS < now
+            if session.keyed and key_is_free:
+                return None  # nobody has taken it away yet
             if record.id == request.turn or (record.request_sha256 == same and record.ended_at >= since):
                 return self._recorded(session.key, record)
-            if request.idempotency_key is not None and record.idempotency_key == request.idempotency_key:
+            key = request.idempotency_key
+            if key is not None and record.idempotency_key == key and not key_is_free:
                 check_same(request, record.request_sha256, session.key, record.id)
                 return self._recorded(session.key, record)
         return None
@@ -200,7 +204,7 @@ class TurnDesk:
         """A turn that runs, its choices side by side. `engine_id`: where the engine keeps their state. RequestError:
         503 if its session is another replica's by now, 400 for what no log can hold."""
         seed = seed_of(request.seed) if request.draws is None else request.draws
-        turn_log: TurnLog | None = None
+        turn_log: SessionTurnLog | None = None
         if session is not None:
             try:
                 turn_log = SessionTurnLog.begin(self._keeper, session, request, prompt, seed)
@@ -215,14 +219,15 @@ class TurnDesk:
     def resume(self, session: Session, logged: LoggedTurn) -> None:
         """The newest turn that a session's log tells: it goes on, or is told as it went. One that was over before its
         first token leaves nothing to be told."""
-        request, prompt = logged.request(session.key), logged.prompt(session.media)
-        began, over = logged.began, logged.finished()
+        request, prompt, began = logged.request(session.key), logged.prompt(session.media), logged.began
+        over = [logged.finished(choice) for choice in logged.choices]
+        said = any(one.token_ids for one in over if one is not None)
+        if logged.over and (not said or self._table.find(request.turn, session.key) is not None):
+            return
         turn_log = SessionTurnLog(self._keeper, session, request.turn, began.order.sequence)
         submit = self._submit(request, prompt, _engine_id(session), began.seed)
-        if over is None:
-            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)])
-        elif over.token_ids and self._table.find(request.turn, session.key) is None:
-            self._hold(request, prompt, session, submit, turn_log, [logged.course(0)], over)
+        courses = [logged.course(choice) for choice in logged.choices]
+        self._hold(request, prompt, session, submit, turn_log, courses, over)
 
     def _hold(
         self,
@@ -230,25 +235,30 @@ class TurnDesk:
         prompt: Prompt,
         session: Session | None,
         submit: Submit,
-        turn_log: TurnLog | None,
+        turn_log: SessionTurnLog | None,
         courses: Sequence[Course],
-        over: Finished | None = None,
+        over: Sequence[Finished | None] = (),
     ) -> HeldTurn:
+        """`courses`: how each choice went before; `over`: how those ended that did."""
         tokenizer = self._service.tokenizer
         stream = TurnStream(request.turn, request.n, len(prompt.ids), partial(turn_text, tokenizer, request, prompt))
         held = HeldTurn(request, stream, self._detach_seconds if request.outlives_its_reader else 0.0, self._later)
         courses = courses or [Course() for _ in range(request.n)]
+        over = over or [None] * request.n
+        beside = Beside(running=over.count(None))
         held.run(
             RunningTurn(
                 self._replica, self._model, request, choice, prompt, session, self._service, self._keeper, stream,
-                partial(self._ended, held, session, choice.sampling.sub, over), turn_log, course, over,
+                partial(self._ended, held, session, choice.sampling.sub, end),
+                turn_log and turn_log.of(choice.sampling.sub), course, end, beside,
             )
-            for choice, course in zip(choices(submit, request.n), courses, strict=True)
+            for choice, course, end in zip(choices(submit, request.n), courses, over, strict=True)
         )  # fmt: skip
-        if session is not None and over is None:
+        if session is not None and beside.running:
             session.running = held
             self._keeper.copies.turn_began(session)
-        self._table.add(held)
+        ended = courses[0].ended if over is not None else None
+        self._table.add(held, None if ended is None else max(0.0, self._unix() - ended.at))
         return held
 
     def _ended(
@@ -262,27 +272,11 @@ class TurnDesk:
             self._table.ended(held)
 
     def _submit(self, request: TurnRequest, prompt: Prompt, engine_id: str | None, seed: int) -> Submit:
-        defaults = self._service.generation_defaults
-        sampling = Sampling(
-            temperature=defaults.temperature if request.temperature is None else request.temperature,
-            top_k=top_k_of(defaults.top_k if request.top_k is None else request.top_k),
-            top_p=defaults.top_p if request.top_p is None else request.top_p,
-            seed=seed,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=request.logit_bias,
-            min_tokens=request.min_tokens,
-            reproducible=request.reproducible,
-            logprobs=request.logprobs,
-            prompt_logprobs=request.logprobs if request.echo else None,
-        )
         return Submit(
             turn=request.turn,
             prompt_ids=prompt.ids,
             media=prompt.media,
-            sampling=sampling,
+            sampling=_sampling(request, self._service.generation_defaults, seed),
             max_tokens=request.max_tokens,
             stop_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
@@ -298,6 +292,31 @@ class TurnDesk:
             thinking=thinking_budget(self._service.tokenizer, prompt, request.thinking_budget),
             grammar=after_thinking(self._service.tokenizer, prompt.opener, _grammar(request)),
         )
+
+
+def _sampling(request: TurnRequest, defaults: GenerationDefaults, seed: int) -> Sampling:
+    """How its tokens are chosen: what the request does not say is as the model's makers have it (decision 12)."""
+
+    def chosen(name: str) -> Any:
+        given = getattr(request, name)
+        return getattr(defaults, name) if given is None else given
+
+    return Sampling(
+        temperature=chosen("temperature"),
+        top_k=top_k_of(chosen("top_k")),
+        top_p=chosen("top_p"),
+        seed=seed,
+        min_p=chosen("min_p"),
+        repetition_penalty=chosen("repetition_penalty"),
+        presence_penalty=chosen("presence_penalty"),
+        frequency_penalty=chosen("frequency_penalty"),
+        logit_bias=request.logit_bias,
+        min_tokens=request.min_tokens,
+        reproducible=request.reproducible,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+        logprobs_mode=request.logprobs_mode,
+    )
 
 
 def _check_stored(request: TurnRequest, session: Session) -> None:

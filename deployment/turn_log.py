@@ -43,13 +43,14 @@ class NoLog:
 
 
 class SessionTurnLog:
-    """Of a session's turn, which has one choice."""
+    """Of one choice of a turn in a session."""
 
-    def __init__(self, keeper: SessionKeeper, session: Session, turn: str, since: int) -> None:
-        """`since`: the sequence of the record of its beginning."""
+    def __init__(self, keeper: SessionKeeper, session: Session, turn: str, since: int, choice: int = 0) -> None:
+        """`since`: the sequence of the record of the turn's beginning."""
         self._keeper = keeper
-        self._key = session.key
+        self._session = session
         self._turn = turn
+        self._choice = choice
         self._last = session.since = since
 
     @classmethod
@@ -60,12 +61,18 @@ class SessionTurnLog:
         since = keeper.append(session.key, [began_record(request, prompt, seed, time.time(), session.media)])
         return cls(keeper, session, request.turn, since)
 
+    def of(self, choice: int) -> SessionTurnLog:
+        """The log of another choice of the turn, which has said nothing yet."""
+        return SessionTurnLog(self._keeper, self._session, self._turn, self._session.since, choice)
+
     def round(self, one: Round) -> None:
-        self._last = self._keeper.append(self._key, [round_record(one, self._turn, 0)])
+        record = round_record(one, self._turn, self._choice)
+        self._last = self._keeper.append(self._session.key, [record])
 
     async def told(self) -> None:
-        await self._keeper.committed(self._key, self._last)
+        await self._keeper.committed(self._session.key, self._last)
 
     async def ended(self, finished: Finished) -> None:
-        self._last = self._keeper.append(self._key, [ended_record(finished, self._turn, 0, time.time())])
+        record = ended_record(finished, self._turn, self._choice, time.time())
+        self._last = self._keeper.append(self._session.key, [record])
         await self.told()

@@ -30,7 +30,7 @@ class TurnTable:
         self._clock = clock
         self._kept_weight = kept_weight
         self._running: dict[str, HeldTurn] = {}
-        self._over: dict[str, HeldTurn] = {}  # in the order of their ends
+        self._over: dict[str, HeldTurn] = {}  # in the order in which they were told to their ends here
         self._by_key: dict[tuple[str, str], HeldTurn] = {}
         self._weight = 0
 
@@ -46,7 +46,10 @@ class TurnTable:
         """By all that run or wait."""
         return sum(turn.request.n for turn in self._running.values())
 
-    def add(self, turn: HeldTurn) -> None:
+    def add(self, turn: HeldTurn, over_for: float | None = None) -> None:
+        """`over_for`: seconds since it ended elsewhere, so that it is only told here."""
+        if over_for is not None:
+            turn.ended_at = self._clock() - over_for
         self._running[turn.id] = turn
         if (key := _key(turn.request)) is not None:
             self._by_key[key] = turn
@@ -58,7 +61,7 @@ class TurnTable:
             return  # a turn that has come back has taken the place of what it was here before
         del self._running[turn.id]
         if turn.stream.opened and turn.request.outlives_its_reader and not turn.stream.moved:
-            turn.ended_at = self._clock()
+            turn.ended_at = self._clock() if turn.ended_at is None else turn.ended_at
             self._over[turn.id] = turn
             self._weight += turn.stream.weight
         else:

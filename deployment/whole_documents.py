@@ -37,7 +37,7 @@ class Slices:
     def __init__(self, before: WholeDocument) -> None:
         self._before = before
         self._fresh: dict[bytes, tuple[Blob, ...]] = {}
-        self._chosen: tuple[str, ...] | None = None
+        self._chosen: tuple[int, ...] | None = None
         self._begun: ImagePart | None = None
         self._pieces: list[Blob] = []
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deployment.engine.commands import Grammar, Hit
+from deployment.engine.commands import Grammar, Hit, LogprobsMode
 from deployment.engine.events import Round
 from deployment.errors import Refused
 from deployment.ownership import Epoch, SessionKey
 from deployment.ownership.messages import Placed
 from deployment.parsing.turn_text import ToolCall
 from deployment.tool_use import ToolUse
+from model.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from state.media import MediaKind
 from state.session_record import ForkPoint
 
@@ -98,10 +99,10 @@ class TurnRequest:
     ignore_eos: bool = False
     drafting: bool = True
     enable_thinking: bool | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     reproducible: bool = False
@@ -130,6 +131,7 @@ class TurnRequest:
     follows: str | None = None
     unattended: bool = False
     store: bool | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     @property
     def needs_its_session(self) -> bool:
@@ -362,5 +364,4 @@ class ReplicaInfo:
     sessions: int
     running: int
     engine: dict[str, Any]
-    temperature: float = 0.0
-    top_p: float = 1.0
+    defaults: GenerationDefaults = NO_DEFAULTS

@@ -31,6 +31,13 @@ def top_rows(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.gather(-1, ids), ids
 
 
+def keys_of(scores: torch.Tensor) -> torch.Tensor:
+    """`packed_key` of every score of `scores` FP32 [R, V] and its column, int64 [R, V]."""
+    bits = (scores + 0.0).view(torch.int32)
+    ordinal = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    return (ordinal << 32) | (0xFFFFFFFF - torch.arange(scores.shape[-1], device=scores.device))
+
+
 def argmax_rows_reference(scores: torch.Tensor) -> torch.Tensor:
     return scores.argmax(-1)  # the first of equal ones
 

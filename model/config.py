@@ -13,6 +13,7 @@ from typing import Any, Literal
 from model.errors import ModelError
 from model.fields import Fields, read_json
 from model.foreign import refuse_foreign_draft, refuse_foreign_target
+from model.generation_defaults import check_eos
 from model.rotary_config import RotaryConfig, read_rotary
 
 TargetLayer = Literal["linear_attention", "full_attention"]
@@ -113,16 +114,6 @@ class DraftConfig:
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == "full_attention")
 
 
-@dataclass(frozen=True)
-class GenerationDefaults:
-    """What a request gets that does not say otherwise. `temperature` 0 is greedy, `top_k` 0 keeps all tokens."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    eos_ids: tuple[int, ...]
-
-
 # ---------------------------------------------------------------------------------------------------- loading
 
 
@@ -149,7 +140,7 @@ def load_target_config(directory: Path) -> TargetConfig:
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings")
     eos_ids = fields.ids("eos_token_id") or ()
-    _check_eos(fields, eos_ids, vocab_size)
+    check_eos(fields, eos_ids, vocab_size)
     # The composite config decides about tying when there is one; its text part may carry a leftover default.
     tie = Fields(label, outer, inner or {}).flag("tie_word_embeddings", False)
     return TargetConfig(
@@ -241,33 +232,6 @@ def load_draft_config(directory: Path) -> DraftConfig:
     )
 
 
-def load_generation_defaults(directory: Path) -> GenerationDefaults:
-    """Reads `generation_config.json`; what it leaves out is temperature 1, no top-k, no top-p and the config's eos.
-
-    Raises ModelError.
-    """
-    path = _existing(directory, "model") / "generation_config.json"
-    config = load_target_config(directory)
-    if not path.exists():
-        return GenerationDefaults(temperature=1.0, top_k=0, top_p=1.0, eos_ids=config.eos_ids)
-    fields = Fields(f"generation config ({path})", read_json(path))
-    temperature = fields.number("temperature", 1.0, above=None)
-    if temperature < 0:
-        fields.fail(f"temperature is {temperature:g}, but must be at least 0")
-    top_p = fields.number("top_p", 1.0)
-    if top_p > 1:
-        fields.fail(f"top_p is {top_p:g}, but must be at most 1")
-    eos_ids = fields.ids("eos_token_id") or config.eos_ids
-    _check_eos(fields, eos_ids, config.vocab_size)
-    greedy = fields.flag("do_sample", True) is False
-    return GenerationDefaults(
-        temperature=0.0 if greedy else temperature,
-        top_k=fields.integer("top_k", 0, minimum=0),
-        top_p=top_p,
-        eos_ids=eos_ids,
-    )
-
-
 def check_fit(target: TargetConfig, draft: DraftConfig) -> None:
     """Raises ModelError, in one sentence, if the drafter was not made for a target of this geometry."""
 
@@ -304,12 +268,6 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
         fields.fail(f"num_key_value_heads is {num_kv_heads}, but must divide num_attention_heads {num_heads}")
     head_dim = fields.integer("head_dim", None)
     return num_heads, num_kv_heads, head_dim or fields.integer("hidden_size") // num_heads
-
-
-def _check_eos(fields: Fields, eos_ids: tuple[int, ...], vocab_size: int) -> None:
-    for token in eos_ids:
-        if token >= vocab_size:
-            fields.fail(f"eos_token_id has {token}, but vocab_size is {vocab_size}")
 
 
 def _moe(fields: Fields) -> MoeConfig | None:

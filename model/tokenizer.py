@@ -83,6 +83,10 @@ class Tokenizer:
             raise ValueError(f"token id {token_id} is unknown: the tokenizer's ids are below {self.public_rows}")
         return token
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is a token of its own wherever its spelling stands, and no text to a reader."""
+        return token_id in self._special
+
     def id_of(self, token: str) -> int | None:
         """The id of a token in the vocabulary's spelling, or None."""
         return self._inner.token_to_id(token)

@@ -1,4 +1,7 @@
-"""Who publishes while turns go on? One thread with a bounded queue, in which a session has at most one place."""
+"""Who publishes while turns go on? One thread with a bounded queue, in which a session has at most one place.
+
+A job may hold bytes that are to be written: who submits it asks before whether there is room for more.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """`publish` makes the session durable as of `order`.
+    """`publish` makes the session durable as of `order`; `size`: bytes that it holds until then.
 
     `done` is called once, with what came of it, mostly by the writer's thread: it must not block,
     and what it raises is only logged.
@@ -30,6 +33,7 @@ class Job:
     order: Order
     publish: Callable[[], Published]
     done: Callable[[Published | Superseded | Exception], None]
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,15 @@ class WriterCounts:
 class BackgroundWriter:
     """Publishes one job after the other, each session's in order; of one session only the newest that waits.
 
-    At most `places` sessions wait. Must be closed.
+    At most `places` sessions wait, and as long as they hold `most_bytes` or more none should bring others. Must be
+    closed.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, most_bytes: int) -> None:
         if places < 1:
             raise StateError(f"background writer: {places} places, must have at least 1")
         self._places = places
+        self._most_bytes = most_bytes
         self._waiting: OrderedDict[SessionKey, Job] = OrderedDict()
         self._running: Job | None = None
         self._closed = False
@@ -64,6 +70,14 @@ class BackgroundWriter:
     def counts(self) -> WriterCounts:
         with self._changed:
             return WriterCounts(**self._counts)
+
+    def has_room(self, key: SessionKey, beside: int = 0) -> bool:
+        """Whether the next job of this session, which takes the place of one that waits, may hold bytes.
+        `beside`: those of jobs to come."""
+        with self._changed:
+            others = [job for name, job in self._waiting.items() if name != key]
+            others += [self._running] if self._running is not None else []
+            return beside + sum(job.size for job in others) < self._most_bytes
 
     def submit(self, job: Job) -> None:
         """Never waits. Raises `CapacityError` if all places are taken, and `StateError` after `close`."""

@@ -18,9 +18,9 @@ Tensors = dict[str, torch.Tensor]
 class BegunImage:
     """An image whose first pieces were read; it must stay as it is until the last one was."""
 
-    def __init__(self, id: str, tensors: Tensors) -> None:
-        """`id`: the checkpoint's."""
-        self.id = id
+    def __init__(self, serial: int, tensors: Tensors) -> None:
+        """`serial`: the checkpoint's."""
+        self.serial = serial
         head, order = _head(tensors)
         self._parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
         self._parts += [tensors[name].contiguous().reshape(-1).view(torch.uint8) for name in order]
@@ -30,14 +30,14 @@ class BegunImage:
 
     @property
     def read(self) -> ImagePart:
-        return ImagePart(self.id, self._read)
+        return ImagePart(self.serial, self._read)
 
     def next_piece(self, most: int) -> ImagePiece:
         offset, end = self._read, min(self.size, self._read + max(1, most))
         data = b"".join(self._bytes(offset, end))
         self._digest.update(data)
         self._read = end
-        return ImagePiece(self.id, offset, data, self._digest.digest() if end == self.size else None)
+        return ImagePiece(self.serial, offset, data, self._digest.digest() if end == self.size else None)
 
     def _bytes(self, start: int, end: int) -> Iterator[bytes]:
         at = 0

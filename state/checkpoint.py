@@ -13,7 +13,9 @@ from state.media import Placed
 class Checkpoint:
     """An immutable state on the device. Two checkpoints are equal only if they are the same object.
 
-    `id` has 128 random bits, as hex; it stays the same when the checkpoint moves, and a fork gets its own.
+    `id` has 128 random bits, as hex; it stays the same when the checkpoint moves, and a fork gets its own. It may come
+    from outside and be anybody's, so that here nothing is found by it: `serial` says which of all that its memory ever
+    kept it is; 0: none yet.
     `ledger`: the session's token ids, F+1 in form `decode` (the last is the anchor), F in form `prompt`. `media`: what
     its placeholders stand for. `parent`: id of the checkpoint that this one's sequence went on from. `fork_origin`: id
     of the checkpoint it was forked from. `slot`, `pages`, `draft_pages`: where it lies; the pages hold positions
@@ -33,6 +35,7 @@ class Checkpoint:
     draft_pages: tuple[int, ...]
     created: float
     media: Placed = ()
+    serial: int = 0
 
 
 def new_checkpoint_id() -> str:

@@ -33,11 +33,13 @@ MEDIA_KNOWN = 4096
 
 @dataclass(frozen=True)
 class DetachedSegment:
-    """A segment that travels apart from its document. `read` gives its bytes, while the checkpoint is kept."""
+    """A segment that travels apart from its document. `read` gives its bytes, while the checkpoint is kept. `image`: of
+    an image that lies on the device alone, its tensors, for who reads it piece by piece."""
 
     sha256: bytes
     size: int
     read: Callable[[], bytes]
+    image: Callable[[], Tensors] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ class SegmentDigests:
     that a page was hashed at, and the `MEDIA_KNOWN` media that were hashed last."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[int | str, dict[int, Segment]]] = {}
+        self._known: dict[tuple[str, int], tuple[int, dict[int, Segment]]] = {}
         self._media: dict[str, Segment] = {}
         self._begun: BegunImage | None = None
 
-    def of(self, kind: str, place: int, content: int | str, columns: int, make: Callable[[], Segment]) -> Segment:
+    def of(self, kind: str, place: int, content: int, columns: int, make: Callable[[], Segment]) -> Segment:
         """A page's or image's segment. `content` says which of those that were ever at its place it is, so that it
-        names one content for ever: the epoch of a page, the id of an image's checkpoint."""
+        names one content for ever: the epoch of a page, the serial of an image's checkpoint."""
         segment = self.known(kind, place, content, columns)
         if segment is None:
             segment = make()
@@ -95,7 +97,7 @@ class SegmentDigests:
             self._known[kind, place][1][columns] = segment
         return segment
 
-    def known(self, kind: str, place: int, content: int | str, columns: int) -> Segment | None:
+    def known(self, kind: str, place: int, content: int, columns: int) -> Segment | None:
         """The same, if it was hashed before."""
         known = self._known.get((kind, place))
         return known[1].get(columns) if known is not None and known[0] == content else None
@@ -107,12 +109,12 @@ class SegmentDigests:
         what who asks has of an image. Only the image that was asked for last is begun: any other starts anew, and so
         does one of which somebody else has got the last piece, who may never come for the next."""
         begun = self._begun
-        if begun is None or begun.id != checkpoint.id or begun.read != after:
-            begun = self._begun = BegunImage(checkpoint.id, tensors())
+        if begun is None or begun.serial != checkpoint.serial or begun.read != after:
+            begun = self._begun = BegunImage(checkpoint.serial, tensors())
         piece = begun.next_piece(most)
         if (digest := piece.sha256) is not None:
             self._begun = None
-            self.of("image", checkpoint.slot, checkpoint.id, 0, lambda: Segment(begun.size, digest))
+            self.of("image", checkpoint.slot, checkpoint.serial, 0, lambda: Segment(begun.size, digest))
         return piece
 
     def known_media(self, digest: str) -> Segment | None:
@@ -288,13 +290,13 @@ class _Table:
 
     def add(self, checkpoint: Checkpoint) -> Iterator[int]:
         """The indices of a checkpoint's segments, in their order."""
-        yield self._index("image", checkpoint.slot, checkpoint.id, 0, partial(_image, self.memory, checkpoint))
+        yield self._index("image", checkpoint.slot, checkpoint.serial, 0, partial(_image, self.memory, checkpoint))
         numbers = range(len(checkpoint.pages))
         yield from self.add_pages(checkpoint.pages, checkpoint.draft_pages, checkpoint.frontier, numbers)
 
     def next_piece(self, checkpoint: Checkpoint, most: int, after: ImagePart | None) -> ImagePiece | None:
         """Of a checkpoint's image; None where it is known."""
-        if self._digests.known("image", checkpoint.slot, checkpoint.id, 0) is not None:
+        if self._digests.known("image", checkpoint.slot, checkpoint.serial, 0) is not None:
             return None
         return self._digests.next_piece(checkpoint, partial(_image, self.memory, checkpoint), most, after)
 
@@ -310,13 +312,13 @@ class _Table:
                 page, columns = pages[number], min(PAGE_TOKENS, frontier - number * PAGE_TOKENS)
                 yield self._index(kind, page, pool.epoch(page), columns, partial(_page, pool, page, columns))
 
-    def _index(self, kind: str, place: int, content: int | str, columns: int, tensors: Callable[[], Tensors]) -> int:
+    def _index(self, kind: str, place: int, content: int, columns: int, tensors: Callable[[], Tensors]) -> int:
         read = partial(_serialized, tensors)
         if self._hashed:
             segment = self._digests.of(kind, place, content, columns, partial(self._digested, read))
         else:
             segment = self._digests.known(kind, place, content, columns) or self._named(read)
-        return self._listed(segment, read)
+        return self._listed(segment, read, tensors if kind == "image" else None)
 
     def add_media(self, media: Media) -> int:
         """The index of an item's pixels."""
@@ -329,13 +331,13 @@ class _Table:
         """The index of a segment that went out before, and is not read again."""
         return self._listed(segment, partial(_gone, segment.sha256))
 
-    def _listed(self, segment: Segment, read: Callable[[], bytes]) -> int:
+    def _listed(self, segment: Segment, read: Callable[[], bytes], image: Callable[[], Tensors] | None = None) -> int:
         index = self._by_content.setdefault(segment.sha256, len(self.segments))
         if index == len(self.segments):
             self.segments.append(segment)
             kept = segment.sha256 in self.payload
             again = partial(self.payload.__getitem__, segment.sha256) if kept else read
-            self.detached.append(DetachedSegment(segment.sha256, segment.size, again))
+            self.detached.append(DetachedSegment(segment.sha256, segment.size, again, None if kept else image))
         return index
 
     def _named(self, read: Callable[[], bytes]) -> Segment:

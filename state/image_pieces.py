@@ -9,17 +9,18 @@ from state.container import Blob
 
 @dataclass(frozen=True)
 class ImagePart:
-    """The first `size` bytes of the segment of a checkpoint's image."""
+    """The first `size` bytes of the segment of the image of the checkpoint of that serial."""
 
-    checkpoint: str
+    checkpoint: int
     size: int
 
 
 @dataclass(frozen=True)
 class ImagePiece:
-    """Bytes of the segment of a checkpoint's image from `offset` on. `sha256`: the segment's, of its last piece."""
+    """Bytes of the segment of a checkpoint's image from `offset` on. `checkpoint`: its serial; `sha256`: the segment's,
+    of its last piece."""
 
-    checkpoint: str
+    checkpoint: int
     offset: int
     data: Blob
     sha256: bytes | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ class StateMemory:
         self._clock = clock
         self._sequences: dict[int, SequenceMemory] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._serials = itertools.count(1)
 
     @property
     def sequences(self) -> tuple[SequenceMemory, ...]:
@@ -211,9 +213,13 @@ class StateMemory:
         del self._checkpoints[checkpoint.slot]
         self._give_back(checkpoint.slot, checkpoint.pages, checkpoint.draft_pages)
 
+    def keeps(self, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint is one of this memory's, and was not released."""
+        return self._checkpoints.get(checkpoint.slot) is checkpoint
+
     def check_kept(self, checkpoint: Checkpoint) -> None:
         """Raises `StateError` if the checkpoint is not one of this memory's: its pages may be somebody else's now."""
-        if self._checkpoints.get(checkpoint.slot) is not checkpoint:
+        if not self.keeps(checkpoint):
             raise StateError(f"checkpoint {checkpoint.id} was released, or belongs to another memory")
 
     # --------------------------------------------------------------------------------------------------- import
@@ -234,12 +240,12 @@ class StateMemory:
         return slot, (*shared, *pages), (*shared_draft, *draft_pages)
 
     def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Makes an imported checkpoint visible, whose places came from `take_for_import`. `CoverageError`."""
+        """Makes an imported checkpoint visible, whose places came from `take_for_import`: the one that this returns.
+        `CoverageError`."""
         check_coverage(checkpoint.coverage, self.geometry)
         if checkpoint.slot in self._checkpoints or checkpoint.slot in self._sequences:
             raise StateError(f"image slot {checkpoint.slot} of the imported checkpoint is in use")
-        self._checkpoints[checkpoint.slot] = checkpoint
-        return checkpoint
+        return self._keep(checkpoint)
 
     def abandon(self, slot: int, pages: Sequence[int], draft_pages: Sequence[int]) -> None:
         """Gives back what `take_for_import` took, when the import failed."""
@@ -326,9 +332,12 @@ class StateMemory:
         self.target.share(source.pages)
         if self.draft:
             self.draft.share(source.draft_pages)
-        checkpoint = replace(source, slot=slot)
-        self._checkpoints[slot] = checkpoint
-        return checkpoint
+        return self._keep(replace(source, slot=slot))
+
+    def _keep(self, checkpoint: Checkpoint) -> Checkpoint:
+        kept = replace(checkpoint, serial=next(self._serials))
+        self._checkpoints[kept.slot] = kept
+        return kept
 
     def _check_open(self, sequence: SequenceMemory) -> None:
         if self._sequences.get(sequence.slot) is not sequence:

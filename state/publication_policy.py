@@ -1,8 +1,8 @@
 """When does a session's state follow its ledger into the durable tier? Rules over times and token counts alone.
 
     record and ledger    at the end of every turn
-    state                when the session has been idle for a while, is evicted or drained, or has grown by so many
-                         tokens since its state was written last
+    state                when the session has been idle for a while, or has grown by so many tokens since its state
+                         was written last
 
 An image is 187 MiB at 27B and an agent makes a tool call every few seconds: written each time, images would be most of
 what is written. What a restart costs without the newest image is a prefill of the tokens since the last one.
@@ -21,6 +21,7 @@ IDLE_SECONDS = 10.0
 @dataclass
 class _Known:
     written: int | None = None
+    state: int = 0
     frontier: int = 0
     idle_since: float = 0.0
 
@@ -40,31 +41,28 @@ class PublicationPolicy:
         """Whether the state goes with the record of a turn that ended at `frontier`."""
         known = self._sessions.setdefault(key, _Known())
         known.frontier, known.idle_since = frontier, now
-        return frontier - (known.written or 0) >= self.tokens
+        return frontier - known.state >= self.tokens
 
     def turn_began(self, key: SessionKey) -> None:
         """The session is not idle now."""
         if key in self._sessions:
             self._sessions[key].idle_since = float("inf")
 
-    def written(self, key: SessionKey, frontier: int) -> None:
-        """The session's state is durable up to `frontier`."""
+    def written(self, key: SessionKey, frontier: int, state: int) -> None:
+        """All state that there was of the session, as it stood at `frontier`, is durable: up to `state`, which is less
+        where the device had let go of what came after it."""
         if key in self._sessions:
-            self._sessions[key].written = frontier
+            known = self._sessions[key]
+            known.written, known.state = frontier, state
 
     def due(self, now: float) -> list[SessionKey]:
-        """Sessions that have rested for long enough and have state that is not written, longest idle first."""
+        """Sessions that have rested for long enough and may have state that is not written, longest idle first."""
         waiting = [
             (known.idle_since, key)
             for key, known in self._sessions.items()
             if known.written != known.frontier and now - known.idle_since >= self.idle_seconds
         ]
         return [key for _, key in sorted(waiting, key=lambda entry: entry[0])]
-
-    def unwritten(self, key: SessionKey) -> bool:
-        """Whether something would be lost if the session's state went now: for eviction and drain."""
-        known = self._sessions.get(key)
-        return known is not None and known.written != known.frontier
 
     def forget(self, key: SessionKey) -> None:
         """The session has another owner, or is deleted. Unknown sessions are ignored."""

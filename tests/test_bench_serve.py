@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
+
+import httpx
+import pytest
 
 from bench import pictures, serve
 from deployment.engine.service import EngineService
@@ -26,7 +30,28 @@ def test_its_rows_are_of_all_turns_that_were_asked_for():
     assert chunk["texts"] > 0 and 0 <= chunk["rounds"] - chunk["texts"] <= 3, "the same turn over HTTP and by itself"
     assert chunk["http"]["count"] == chunk["texts"] and chunk["engine"]["count"] == chunk["rounds"]
     assert (agents["turns"], agents["tokens"], agents["cold"]["count"], agents["warm"]["count"]) == (4, 16, 2, 2)
-    assert agents["reused_tokens"] > 0 and agents["bytes_written"] > 100_000
+    assert agents["reused_tokens"] > 0 and agents["bytes_written"] > 100_000 and agents["durable_bytes_written"] == 0
+
+
+def test_bytes_are_counted_by_the_tier_that_they_went_to(monkeypatch: pytest.MonkeyPatch):
+    told = {("host", "out"): 3, ("host", "in"): 50, ("durable", "out"): 7e6, ("durable", "in"): 900}
+    lines = [
+        f'dflash_tier_bytes_total{{direction="{direction}",replica="{replica}",tier="{tier}"}} {size}'
+        for (tier, direction), size in told.items()
+        for replica in ("a", "about")
+    ]
+    page = httpx.Response(200, text="\n".join(lines), request=httpx.Request("GET", "http://x"))
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: page)
+    assert serve.written("http://x") == {"host": 6, "durable": 14_000_000}
+
+
+def test_the_page_says_what_a_durable_directory_takes_once_that_was_measured():
+    rows = json.loads((Path(__file__).parents[1] / "bench/results/serve.json").read_text())["rows"]
+    without = [row for row in rows if row["what"] != serve.DURABLE]
+    (agents,) = [row for row in rows if row["what"] == "agents"]
+    durable = {**agents, "what": serve.DURABLE, "seconds": 61.2, "bytes_written": 5e6, "durable_bytes_written": 9e6}
+    said = serve.sentence([*without, durable]).removeprefix(serve.sentence(without))
+    assert said == " With a durable directory they take 61 s, and write 9 MB there beside 5 MB to the host store."
 
 
 def test_bars_are_as_tall_as_the_acceptance_that_they_show():

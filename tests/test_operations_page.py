@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeApplicationSchema
 
-from deployment.app import leaving_seconds
+from deployment.app import MOVE_BYTES_PER_SECOND, leaving_seconds
 from deployment.replica import STUCK_END_SECONDS
+from deployment.scaling import replicas_wanted
 from deployment.settings import AppArgs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,9 +34,24 @@ def test_every_setting_that_it_names_is_one():
     assert f"`stuck_seconds` ({AppArgs(device='cuda').patience:g}, on a CPU {AppArgs().patience:g})" in PAGE
 
 
+def test_who_says_how_soon_replicas_come_names_our_policy_again():
+    (shown,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "autoscaling_config" in text]
+    (engines,) = ServeApplicationSchema.model_validate({"import_path": "a.b", **yaml.safe_load(shown)}).deployments
+    policy = AutoscalingConfig.model_validate(engines.autoscaling_config).policy
+    assert policy.get_policy().__code__ == replicas_wanted.__code__
+
+
 @pytest.mark.parametrize("gib", [1, 64, 256])
 def test_a_replica_has_as_long_to_leave_as_it_says(gib: int):
     assert re.search(rf"\b{leaving_seconds(gib << 30):.0f} s\s+of\s+{gib} GiB", PAGE)
+    assert f"at {MOVE_BYTES_PER_SECOND / 1e9:g} GB/s" in PAGE
+
+
+def test_moves_with_hashed_state_were_measured_at_what_it_says():
+    rows = json.loads((ROOT / "bench/results/moves.cpu.json").read_text())["rows"]
+    (hashed,) = [row for row in rows if row["what"].endswith(", hashed")]
+    worst, usual = (hashed["bytes_in_pause"] / hashed["seconds"][name] / 1e9 for name in ("stands_p99", "stands_p50"))
+    assert f"({worst:.2f} to {usual:.2f} GB/s on one CPU core" in PAGE
 
 
 def test_sizes_and_times_of_a_session_are_measured_ones():

@@ -127,13 +127,3 @@ def test_what_a_client_notices_of_moves_is_what_the_results_file_says() -> None:
     assert f"{demo['bytes_in_pause'] / 1e6:.2f} MB while it stood" in section
     hashed, unhashed = (f"{row['seconds']['stands_p50']:.1f} s" for row in of_27b)
     assert f"{hashed} between two nodes, and {unhashed} on one" in section
-
-
-def test_how_long_a_stream_stands_still_is_what_the_results_file_says() -> None:
-    page = (ROOT / "docs/sessions.md").read_text().replace("\n", " ")
-    section = page.split("**How long a stream stands still.**")[1].split("**")[0]
-    replica, node, verdict = results("failover.cpu.json", "rows")
-    middle, most = (f"{replica[name]:.2f} s" for name in ("p50_s", "most_s"))
-    assert f"{middle} in the middle of {replica['kills']} kills, and after {most} at worst" in section
-    assert f"Of {node['kills']} killed nodes it was {node['most_s']:.1f} s at worst" in section
-    assert f"from then on, {verdict['most_s']:.2f} s" in section

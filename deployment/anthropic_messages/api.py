@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -10,12 +11,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployment.anthropic_messages.format import PING, MessageFormat, new_request_id
 from deployment.anthropic_messages.schema import MessagesBody, PromptBody
 from deployment.body_reading import parse
-from deployment.request_reading import Asking, asking_of, turn_request
+from deployment.request_reading import asking_of, beside, turn_request
 from deployment.schemas import TurnBody
 from deployment.sse import kept_alive
 from deployment.token_api import TokenApi
 from deployment.turn_api import TurnApi, begun, told_whole
 from deployment.wire import TurnRequest
+
+Body = TypeVar("Body", bound=PromptBody)
 
 
 class MessagesApi:
@@ -25,9 +28,8 @@ class MessagesApi:
 
     async def create(self, request: Request) -> Response:
         document, size = await self._turns.document(request)
-        body = parse(MessagesBody, document)
-        self._turns.check_model(body.model)
-        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
+        body, turn = await beside(size, self._read, MessagesBody, request, document)
+        turn = await self._turns.seen(turn, size, body.media_places)
         turn = replace(turn, stop=tuple(body.stop_sequences or ()))
         events = self._turns.events(turn, body.stream)
         opened = await begun(events)
@@ -39,12 +41,11 @@ class MessagesApi:
 
     async def count(self, request: Request) -> Response:
         document, size = await self._turns.document(request)
-        body = parse(PromptBody, document)
-        self._turns.check_model(body.model)
-        turn = await self._turns.seen(_turn(body, asking_of(request, document)), size, body.media_places)
-        count = await self._tokens.count(turn)
+        body, turn = await beside(size, self._read, PromptBody, request, document)
+        count = await self._tokens.count(await self._turns.seen(turn, size, body.media_places))
         return JSONResponse({"input_tokens": count}, headers={"request-id": new_request_id()})
 
-
-def _turn(body: PromptBody, asking: Asking) -> TurnRequest:
-    return turn_request(parse(TurnBody, body.chat), "history", asking)
+    def _read(self, kind: type[Body], request: Request, document: Any) -> tuple[Body, TurnRequest]:
+        body = parse(kind, document)
+        self._turns.check_model(body.model)
+        return body, turn_request(parse(TurnBody, body.chat), "history", asking_of(request, document))

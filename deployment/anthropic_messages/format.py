@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from deployment.answer import Choices
 from deployment.engine import errors as engine
-from deployment.errors import Refused
+from deployment.errors import TURN_CANCELLED, Refused
 from deployment.last_call import REPLACED, Departing
 from deployment.parsing.turn_text import ToolCall
 from deployment.pieces import Piece, Text, Thought, joined, pieces
@@ -23,11 +23,16 @@ from deployment.wire import Closed, Delta, Opened, Told
 PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 """In silence, so that nobody on the way takes the connection for dead."""
 
-_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-           413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}  # fmt: skip
+_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+           404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+           529: "overloaded_error"}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ refusals
+
+
+_WHOLE = ("stop", "length")
+"""How a turn ends whose answer is all that the model had to say, or all that it was let."""
 
 
 def new_request_id() -> str:
@@ -69,7 +74,10 @@ class MessageFormat:
         return {"request-id": self.request, "x-replica": self.opened.replica, "x-turn-id": self.opened.turn, **resumed}
 
     def whole(self, choices: Choices) -> dict[str, Any]:
+        """RequestError for an answer that was cut off, which this interface has no word for."""
         (deltas,), (closed,) = choices.deltas, choices.ended
+        if closed.finish_reason not in _WHOLE:
+            raise TURN_CANCELLED.error
         content = [_block(piece) for piece in joined([*deltas, closed])]
         usage = {**self._input, "output_tokens": closed.completion_tokens}
         return {**self._message, "content": content, **_ending(closed), "usage": usage}
@@ -94,6 +102,9 @@ class MessageFormat:
                 if isinstance(event, Closed):
                     for part in blocks.end():
                         yield part
+                    if event.finish_reason not in _WHOLE:
+                        yield _event("error", **error_object(TURN_CANCELLED, self.request))
+                        return
                     usage = {**self._input, "output_tokens": event.completion_tokens}
                     yield _event("message_delta", delta=_ending(event), usage=usage)
         yield _event("message_stop")
@@ -195,5 +206,5 @@ def _ending(closed: Closed) -> dict[str, Any]:
     stop = closed.stop_reason if isinstance(closed.stop_reason, str) else None
     if closed.calls and closed.finish_reason == "stop" and stop is None:
         return {"stop_reason": "tool_use", "stop_sequence": None}
-    reason = "stop_sequence" if stop is not None else {"length": "max_tokens"}.get(closed.finish_reason, "end_turn")
+    reason = "stop_sequence" if stop is not None else {"length": "max_tokens", "stop": "end_turn"}[closed.finish_reason]
     return {"stop_reason": reason, "stop_sequence": stop}

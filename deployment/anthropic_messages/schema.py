@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from deployment.content_parts import anthropic_part, checked
-from deployment.schemas import StopString
+from deployment.schemas import AnswerBody, StopString
 
 _LENIENT = ConfigDict(extra="ignore")
 
@@ -222,7 +222,7 @@ class PromptBody(BaseModel):
         }
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, AnswerBody):
     max_tokens: int = Field(strict=True, ge=1)
     stop_sequences: list[StopString] | None = Field(default=None, max_length=64)
     stream: StrictBool = False

@@ -10,17 +10,22 @@ import httpx
 from deployment.client.calls import is_visible
 
 SILENT_SECONDS = 45.0
-"""A stream that sends nothing for so long is dead: the server sends a comment every 5 seconds."""
+"""A stream that has begun and sends nothing for so long is dead: the server sends a comment every 5 seconds."""
 
 CALL_SECONDS = 300.0
-"""For what is no stream: a large session takes a while to move or to export."""
+"""Until an answer begins: a turn waits for a lane and for its prompt before anything is said of it, and a large session
+takes a while to move or to export."""
 
 CONNECT_SECONDS = 10.0
 
 API_KEY_VARIABLE = "DFLASH_API_KEY"
 
-STREAM_TIMEOUT = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
 CALL_TIMEOUT = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
+
+
+def has_begun(request: httpx.Request) -> None:
+    """The answer's headers are there: what comes of the stream from now on is never silent for long."""
+    request.extensions["timeout"]["read"] = SILENT_SECONDS  # httpx looks there again for the body
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import httpx
 from deployment.client import calls
 from deployment.client.answers import document_of, pause_after_answer, pause_after_failure
 from deployment.client.calls import Call, Message
-from deployment.client.connection import CALL_TIMEOUT, STREAM_TIMEOUT, Server
+from deployment.client.connection import CALL_TIMEOUT, Server, has_begun
 from deployment.client.events import Answer, AnswerEvent, collected
 from deployment.client.outage import Outage, Patience
 from deployment.client.reading import TurnReading
@@ -81,9 +81,10 @@ class Client:
 
     def _read(self, reading: TurnReading) -> Generator[AnswerEvent, None, None]:
         while not reading.over:
-            request = reading.connect().request(self._http, STREAM_TIMEOUT)
+            request = reading.connect().request(self._http, CALL_TIMEOUT)
             try:
                 response = self._http.send(request, stream=True)
+                has_begun(request)
                 try:
                     if not response.is_success:
                         response.read()

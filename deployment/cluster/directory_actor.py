@@ -15,6 +15,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from deployment.cluster.fleet import Fleet, Load
 from deployment.cluster.names import GcsValues, has_other_directories, remove_other_versions, versioned
 from deployment.cluster.serve_states import STOPPING, serve_replicas
+from deployment.cluster.strangers import let_in
 from deployment.durable_place import default_place
 from deployment.durable_store import open_place
 from deployment.engine.log_lines import LogOptions, log_to_stderr
@@ -95,7 +96,7 @@ class DirectoryActor:
         self._replicas: dict[str, Replica] = {}
         self._fleet = Fleet()
         self._stopping: set[str] = set()
-        self._alone = False
+        self._alone = self._warned = False
         self._watching: asyncio.Task[None] | None = None
         # A constructor has no event loop, and after a restart nobody might call for long.
         ray.get_runtime_context().current_actor.watch.remote()
@@ -208,14 +209,8 @@ class DirectoryActor:
             self._looking = asyncio.create_task(self._keep_looking_at_serve())
 
     async def _scan_durable(self) -> None:
-        """Which sessions the durable tier has, once; and now and then what nothing needs there any more goes."""
-        ids: list[tuple[SessionKey, Order]] | None = [] if self._durable is None else None
-        while ids is None:
-            try:
-                ids = await asyncio.to_thread(_durable_sessions, str(self._durable), self._key_env)
-            except StateError as error:
-                log.warning("the durable tier cannot be read, and is tried again: %s", error)
-                await asyncio.sleep(SCAN_SECONDS)
+        """Which sessions the durable tier has; and now and then what nothing needs there any more goes."""
+        ids = await self._durable_ids()
         self._directory.durable_ids(ids)
         if self._durable is not None and self._directory.is_first:
             self._resumed = len(ids), self._durable
@@ -230,6 +225,20 @@ class DirectoryActor:
             except StateError as error:
                 log.warning("the durable tier could not be swept: %s", error)
 
+    async def _scan_again(self) -> None:
+        """What another version has made durable since the first scan, up to its end."""
+        self._directory.durable_ids(await self._durable_ids())
+
+    async def _durable_ids(self) -> list[tuple[SessionKey, Order]]:
+        """Waits for a tier that cannot be read."""
+        while self._durable is not None:
+            try:
+                return await asyncio.to_thread(_durable_sessions, self._durable, self._key_env)
+            except StateError as error:
+                log.warning("the durable tier cannot be read, and is tried again: %s", error)
+                await asyncio.sleep(SCAN_SECONDS)
+        return []
+
     async def _keep_watching(self) -> None:
         while True:
             try:
@@ -240,6 +249,9 @@ class DirectoryActor:
 
     async def _look_around(self) -> None:
         nodes: Any = await asyncio.to_thread(ray.nodes)
+        if not self._warned and (why := let_in(nodes)) is not None:
+            self._warned = True
+            log.warning("%s", why)
         for node in nodes:
             if not node["Alive"]:
                 self._directory.node_died(node["NodeID"], time.monotonic())
@@ -270,6 +282,7 @@ class DirectoryActor:
             ended = await asyncio.to_thread(remove_other_versions, self._app)
             if ended:
                 log.warning("%d actors of other protocol versions ended: no replica uses them any more", ended)
+                self._scanning_again = asyncio.create_task(self._scan_again())
 
     async def _probe(self, replica: str, known: Replica) -> None:
         """An actor whose process has ended fails at once; one on a node that cannot be reached says nothing, or that it

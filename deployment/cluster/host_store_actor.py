@@ -132,12 +132,14 @@ class HostStoreActor:
         forgotten = time.monotonic()
         while True:
             try:
+                if time.monotonic() - forgotten > FORGET_SECONDS:
+                    forgotten = time.monotonic()
+                    self._store.forget_tombstones(time.time())
                 await self._be_known()
             except (RayError, ValueError, TimeoutError) as error:  # it is being started again
                 log.info("store %s does not reach the directory: %r", self._store.member, error)
-            if time.monotonic() - forgotten > FORGET_SECONDS:
-                forgotten = time.monotonic()
-                self._store.forget_tombstones(time.time())
+            except Exception:  # one that is not heard of any more is given up, with all that it has
+                log.exception("store %s could not make itself known", self._store.member)
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _be_known(self) -> None:

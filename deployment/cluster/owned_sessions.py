@@ -132,9 +132,6 @@ class OwnedSessions:
         ended = owned is None or owned.end is not None or owned.owner.state is State.DELETED
         return owned is not None and owned.opened is not None and not ended
 
-    def epoch(self, key: SessionKey) -> Epoch:
-        return self._owned[key].owner.epoch
-
     def members(self, key: SessionKey) -> tuple[Member, ...]:
         """The stores that hold its copies."""
         owned = self._owned.get(key)
@@ -179,6 +176,10 @@ class OwnedSessions:
             raise NotNow(f"session {key}: its copies did not answer within {TAKE_SECONDS:.0f} s") from None
         except NotOwned:
             self._forget_unopened(owned)
+            raise
+        except asyncio.CancelledError:
+            if owned.owner.grant is None:
+                self._forget_unopened(owned)
             raise
         if owned.end is not None:
             self._forget_unopened(owned)

@@ -117,6 +117,7 @@ class Captures:
         try:
             return self._capture(lane, kind)
         except Exception as error:  # also that of a device: what the turn committed is in its ledger
+            lane.imaged = lane.frontier  # it is tried again after as many tokens as after an image, not in every round
             logger.warning("no %s checkpoint of a session: %s: %s", kind, type(error).__name__, error)
             return None
 

@@ -21,6 +21,9 @@ Hit = Literal["device", "host", "peer", "disk", "none"]
 
 Priority = Literal["interactive", "background"]
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Before all controls, or after all of them (decision 12)."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -32,9 +35,10 @@ class Sampling:
     `temperature <= 0` is greedy; `top_k = 0` keeps all, `top_p = 1` keeps all, `min_p = 0` keeps all. `seed`: 64 bits,
     unsigned; `sub` separates the choices of one request (decision 13). `reproducible`: DFlash2 proposes with the
     target's own noise, so that a seed's tokens depend on the target alone. `logprobs`: None for none, else how many
-    alternatives are told beside each published token (0 to 20), of the raw target distribution. `prompt_logprobs`: the
-    same of the prompt's tokens after the first. They need the prompt's own positions, so that such a turn goes on from
-    no state that others left: its prompt is prefilled as a whole.
+    alternatives are told beside each published token (0 to 20), by `logprobs_mode` of the raw target distribution or of
+    the processed one, of which only what could be drawn is an alternative; `temperature` 0 has no filters there.
+    `prompt_logprobs`: the raw ones of the prompt's tokens after the first. They need the prompt's own positions, so
+    that such a turn goes on from no state that others left: its prompt is prefilled as a whole.
     """
 
     temperature: float = 0.0
@@ -51,6 +55,7 @@ class Sampling:
     reproducible: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -316,7 +321,7 @@ class Export:
     hashed: bool = True
     slice_bytes: int | None = None
     begun: ImagePart | None = None
-    chosen: tuple[str, ...] | None = None
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,9 @@ class Publish:
 
     `record_alone`: its record and ledger, beside the state that was written last (`state/publication_policy.py` says
     when that is enough); without such a state, all of it. Answer: `Publishing`.
+    `slice_bytes`: of the device about so many are read at once, so that no lane waits for long: while the answer is not
+    `whole`, ask again for the same. What is written is of the moment of the first time; where a checkpoint goes
+    meanwhile, of a later one.
     """
 
     call: str
@@ -335,6 +343,7 @@ class Publish:
     record: SessionRecord
     foreign: Foreign | None = None
     record_alone: bool = False
+    slice_bytes: int | None = None
 
 
 @dataclass(frozen=True)

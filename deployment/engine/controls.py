@@ -23,6 +23,7 @@ def traits_of(lanes: Sequence[Lane]) -> Traits:
         masks=len(masked_rows(lanes)),
         told=len(wanted),
         alternatives=max(wanted, default=0),
+        processed=any(c.logprobs is not None and c.logprobs_mode == "processed_logprobs" for c in controls),
     )
 
 

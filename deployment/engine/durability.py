@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from deployment.durable_store import open_place
-from deployment.engine.durable_sessions import DurableSessions, Outcome
+from deployment.engine.durable_sessions import DurableSessions, KindsAt, Outcome
 from deployment.engine.events import Event, Stored
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
@@ -17,7 +17,10 @@ from state.errors import StateError
 from state.names import Order, SessionKey
 
 PLACES = 256
-"""Sessions that may wait to be written; their segments wait with them, in memory."""
+"""Sessions that may wait to be written."""
+
+WAITING_BYTES = 2 << 30
+"""Of their segments, which wait with them in memory; and no more than one session's beyond."""
 
 TOKEN_SECONDS = 1e-4
 """What a token takes to prefill. It weighs checkpoints against each other when the budget is used up, no more."""
@@ -46,7 +49,7 @@ class Durability:
             tier = open_tier(options.durable, options.durable_bytes, options.durable_key_env)
         except StateError as error:
             raise ModelError(f"durable: {error}") from None
-        self._writer = BackgroundWriter(PLACES)
+        self._writer = BackgroundWriter(PLACES, WAITING_BYTES)
         self.sessions = DurableSessions(tier, self._writer, TOKEN_SECONDS, self._told)
 
     def close(self) -> None:
@@ -54,9 +57,9 @@ class Durability:
         if self._writer is not None and not self._writer.close(CLOSE_SECONDS):
             logger.error("the durable tier did not take all that waited for it within %.0f s", CLOSE_SECONDS)
 
-    def _told(self, key: SessionKey, order: Order, outcome: Outcome) -> None:
+    def _told(self, key: SessionKey, order: Order, outcome: Outcome, checkpoints: KindsAt) -> None:
         if isinstance(outcome, Published):
-            self._emit(Stored(key, order, "published", outcome.payload))
+            self._emit(Stored(key, order, "published", outcome.payload, checkpoints))
         elif isinstance(outcome, Exception):
             logger.warning("session %s at %s was not made durable: %s", key, order, outcome)
             self._emit(Stored(key, order, "failed", reason=str(outcome)))

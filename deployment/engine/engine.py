@@ -48,6 +48,9 @@ from deployment.engine.validation import check_submit
 from state.errors import CapacityError, StateError
 from state.image_policy import ImagePolicy
 
+LOOK_AGAIN_SECONDS = 0.05
+"""So often a turn is looked after that waits for lanes of which none goes on: it may preempt one in its time."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -101,6 +104,8 @@ class Engine:
         self._state_calls = StateCalls(self._exchange, self._sessions, self._captures, self._lanes, self._suspended)
         self._cancelled: set[str] = set()
         self._work = 0
+        self._stands_still = False
+        """Whether the last step found nothing to do, and nothing came since."""
         if options.capture == "start":
             self._executor.capture()
 
@@ -112,13 +117,16 @@ class Engine:
     def rest(self) -> float | None:
         """Seconds for which a step would find nothing to do, unless a command comes; None: until one comes."""
         waiting = self._scheduler.waiting
-        if self._cancelled or any(not lane.paused for lane in self._lanes) or any(ticket.ready for ticket in waiting):
+        if self._cancelled or any(not lane.paused for lane in self._lanes):
             return 0.0
         self._hold()
-        if any(ticket.ready for ticket in waiting):
-            return 0.0
+        now = self._clock()
         ends = [ticket.expires for ticket in waiting if ticket.expires is not None]
-        return max(0.0, min(ends) - self._clock()) if ends else None
+        if any(ticket.ready for ticket in waiting):
+            if not self._stands_still:
+                return 0.0
+            ends.append(now + LOOK_AGAIN_SECONDS)
+        return max(0.0, min(ends) - now) if ends else None
 
     def warm(self) -> None:
         """Loads what the first turn with a grammar would wait for, and everybody else with it: about a second at a
@@ -138,6 +146,7 @@ class Engine:
     def execute(self, command: Command) -> None:
         """Takes a command. Turns run in later steps; everything else is done when this returns."""
         ref = command.call if isinstance(command, Call) else command.turn
+        self._stands_still = False
         self._outbox.release()
         self._exchange.expire()
         try:
@@ -191,6 +200,7 @@ class Engine:
 
     def compiled(self, compiled: Compiled) -> None:
         """A turn's grammar is known now, and the turn waits for a lane, goes on in its own, or has failed."""
+        self._stands_still = False
         self._outbox.release()
         ticket = self._compiling.settle(compiled)
         if ticket is None:
@@ -252,6 +262,7 @@ class Engine:
         self._end_cancelled()
         self._admit(self._clock())
         decoding, prefilling = self._going()
+        self._stands_still = not (decoding or prefilling)
         if prefilling:
             self._outbox.release()
             chosen = self._pacer.choose(prefilling)
@@ -420,9 +431,13 @@ class Engine:
             raise not_here(turn)
 
     def abandon(self, reason: str) -> None:
-        """The engine is at its end: every turn fails, and what it had committed is told. Asks nothing of the device."""
+        """The engine is at its end: every turn fails, those that wait too, and what they had committed is told. Asks
+        nothing of the device."""
         self._compiling.close()
         self._outbox.release()
+        for ticket in self._scheduler.waiting:
+            if ticket.turn not in self._suspended:
+                self._emit(Failed(ticket.turn, errors.INTERNAL_ERROR, reason))
         for lane in (*self._lanes, *self._suspended.values()):
             self._endings.tell(tell(lane, len(lane.published), None))
             kept = finished(lane, "failed", self._clock() - lane.admitted_at) if lane.generated else None

@@ -189,7 +189,7 @@ class Exported:
     those that were asked for. Of a document in slices, the last one has what lies before its payload as `document`,
     the payload's segments, in their order, as `payload`, their `sizes`, and what comes after it as `trailer`; those
     before it are not `whole`, and have segments and perhaps a `piece` of one: what `offset` 0 begins is whole with a
-    `sha256`. Each says which checkpoints were `chosen`, by their ids."""
+    `sha256`. Each says which checkpoints were `chosen`, by their serials."""
 
     call: str
     session: str
@@ -202,29 +202,33 @@ class Exported:
     trailer: bytes = b""
     piece: ImagePiece | None = None
     whole: bool = True
-    chosen: tuple[str, ...] = ()
+    chosen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Publishing:
-    """A session waits to be written. `frontiers` of its checkpoints; `read`: bytes of those segments that the device
-    was asked for, because they were not known to be stored."""
+    """A session waits to be written, if this is `whole`; else there is more to be read of it. `frontiers` of the
+    checkpoints that it names, also of those that were written before and stay; `read`: bytes of those segments that the
+    device was asked for, because they were not known to be stored."""
 
     call: str
     session: str
     frontiers: tuple[int, ...]
     read: int
+    whole: bool = True
 
 
 @dataclass(frozen=True)
 class Stored:
     """What became of a `Publish`. `superseded`: a newer one of the session took its place before it was written.
-    `payload`: its checkpoints are stored too, not its record and ledger alone. It belongs to no turn or call."""
+    `payload`: the state that should go with it is stored too, not its record and ledger alone; `checkpoints`: kind and
+    frontier of what is, which may be what was written before. It belongs to no turn or call."""
 
     key: SessionKey
     order: Order
     outcome: Literal["published", "superseded", "failed"]
     payload: bool = False
+    checkpoints: tuple[tuple[str, int], ...] = ()
     reason: str = ""
 
 

@@ -91,13 +91,14 @@ class StateExchange:
         payload: tuple[bytes, ...] = ()
         sizes: tuple[int, ...] = ()
         trailer = b""
+        serials = tuple(checkpoint.serial for checkpoint in chosen)
         if command.slice_bytes is not None:
             most, after = command.slice_bytes, command.begun
             parts = encode_sliced(self._memory, chosen, record, made_by, key, self._digests, without, most, after)
             if not isinstance(parts, SessionParts):
                 segments, piece = _read(parts.segments), parts.piece
                 return Exported(
-                    command.call, command.session, b"", (), (), segments, piece=piece, whole=False, chosen=_ids(chosen)
+                    command.call, command.session, b"", (), (), segments, piece=piece, whole=False, chosen=serials
                 )
             document, trailer = parts.head, parts.trailer
             payload = tuple(segment.sha256 for segment in parts.segments)
@@ -123,7 +124,7 @@ class StateExchange:
             payload,
             sizes,
             trailer,
-            chosen=_ids(chosen),
+            chosen=serials,
         )
 
     def pages(self, command: ExportPages, lane: Lane) -> Pages:
@@ -139,11 +140,11 @@ class StateExchange:
         return Pages(command.call, command.turn, first, numbers.stop, full, segments)
 
     def publish(self, command: Publish) -> Publishing:
-        """What the device holds of the session is read before this returns; it becomes durable later."""
+        """What the device holds of the session is read before this returns it `whole`; it becomes durable later."""
         if self._durable is None:
             raise EngineError(errors.INVALID_REQUEST, "this engine was started without a durable tier")
         chosen = self._standing_for(command.session) if command.foreign is None else []
-        read = self._durable.publish(
+        waiting = self._durable.publish(
             self._memory,
             self._digests,
             command.session,
@@ -153,9 +154,11 @@ class StateExchange:
             command.record,
             self._made_by(command.foreign),
             self._key_for(command.session),
-            record_alone=command.record_alone and command.foreign is None,
+            command.record_alone,
+            command.slice_bytes,
         )
-        return Publishing(command.call, command.session, tuple(c.frontier for c in chosen), read)
+        frontiers = tuple(at for _, at in waiting.state)
+        return Publishing(command.call, command.session, frontiers, waiting.read, waiting.whole)
 
     def forget(self, session: str) -> None:
         """The session has no state any more, or another one."""
@@ -288,12 +291,11 @@ class StateExchange:
     def _chosen(self, command: Export) -> list[Checkpoint]:
         """Those of a document: with its first slice they are chosen for all of it."""
         if command.chosen is not None:
-            kept = {checkpoint.id: checkpoint for checkpoint in self._memory.checkpoints}
-            for id in command.chosen:
-                if id not in kept:
-                    message = f"checkpoint {id} of session {command.session!r} went before all of it was exported"
-                    raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "chosen")
-            return [kept[id] for id in command.chosen]
+            kept = {checkpoint.serial: checkpoint for checkpoint in self._memory.checkpoints}
+            if not kept.keys() >= set(command.chosen):
+                message = f"a checkpoint of session {command.session!r} went before all of it was exported"
+                raise EngineError(errors.UNKNOWN_CHECKPOINT, message, "chosen")
+            return [kept[serial] for serial in command.chosen]
         chosen = self._standing_for(command.session)
         if command.without is not None and command.slice_bytes is None:
             chosen = self._with_pinned(command.session, chosen)
@@ -329,10 +331,6 @@ class StateExchange:
 
 def _read(segments: Iterable[DetachedSegment]) -> tuple[SegmentBytes, ...]:
     return tuple(SegmentBytes(segment.sha256, segment.read()) for segment in segments)
-
-
-def _ids(checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
-    return tuple(checkpoint.id for checkpoint in checkpoints)
 
 
 def _on_the_way(ledger: Sequence[int] | None, media: Placed, held: Sequence[Checkpoint]) -> Sequence[Checkpoint]:

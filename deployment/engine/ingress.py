@@ -21,8 +21,8 @@ class Row(NamedTuple):
     P + 1, and 0 in padding. `columns`: those that the drafter computes. `context`, `pending`: where the draft context
     ends, and how many features are taken into it. `shift`: rotary position minus ordinal of its columns, behind media.
     `mask`: which of the round's masks is its own, -1 for none. Row `told` of the batch wants the log-probabilities that
-    this row has room for. The rest is what `kernels.acceptance.RowSampling` and `kernels.penalties.RowPenalties`
-    say."""
+    this row has room for; `processed`: whether its own are those that the controls leave. The rest
+    is what `kernels.acceptance.RowSampling` and `kernels.penalties.RowPenalties` say."""
 
     slot: int
     lane: int
@@ -41,6 +41,7 @@ class Row(NamedTuple):
     seed: int
     sub: int
     reproducible: int
+    processed: int
     temperature: float = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -75,6 +76,7 @@ class Rows:
     seed: torch.Tensor
     sub: torch.Tensor
     reproducible: torch.Tensor
+    processed: torch.Tensor
     temperature: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
@@ -84,6 +86,10 @@ class Rows:
 
     def part(self, rows: slice) -> Rows:
         return Rows(**{name: values[rows] for name, values in vars(self).items()})
+
+    def at(self, index: torch.Tensor) -> Rows:
+        """The rows of `index` int64 [n]."""
+        return Rows(**{name: values.index_select(0, index) for name, values in vars(self).items()})
 
 
 assert tuple(field.name for field in fields(Rows)) == Row._fields

@@ -21,7 +21,7 @@ class Lane:
     who gets the turn's checkpoints; None also once the session was given another state. `boundary`,
     `system_boundary`: prompt tokens where a turn start and the tenant's tap are captured; 0: not, or not any
     more. `private`: its state was computed from some that came from outside, and is found by its session alone.
-    `imaged`: frontier of the last image on the lane's way. `begun`: the prompt is in, and that was told.
+    `imaged`: where the last image on the lane's way is, or should be. `begun`: the prompt is in, and that was told.
     `ended`: the last event is out. `suspended`: the turn gave its memory up, or has had none yet, and waits.
     `passed`: prefill slices that others got since its last one. `published`: the answer's ids, of which the
     client knows the first `told`; the others may belong to a stop string. `matcher`: where the turn stands in

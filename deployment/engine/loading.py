@@ -17,15 +17,14 @@ from model.block_scales import BlockScales
 from model.chat_template import ChatTemplate
 from model.config import (
     DraftConfig,
-    GenerationDefaults,
     TargetConfig,
     check_fit,
     load_draft_config,
-    load_generation_defaults,
     load_target_config,
 )
 from model.drafter import Drafter
 from model.errors import ModelError
+from model.generation_defaults import GenerationDefaults, load_generation_defaults
 from model.heads import ProposalHead, load_rows
 from model.media_rules import MediaRules, load_media_rules
 from model.placeholders import MediaTokens
@@ -127,7 +126,7 @@ def load_models(options: EngineOptions, *, dry: bool = False) -> Models:
         drafter=drafter,
         draft_tokens=draft_tokens,
         context=context,
-        defaults=load_generation_defaults(options.model),
+        defaults=load_generation_defaults(options.model, config),
         tokenizer=tokenizer,
         chat_template=chat_template,
         geometry=geometry,

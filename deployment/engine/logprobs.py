@@ -1,10 +1,12 @@
 """What does the target say of given tokens? Log-probabilities of a turn's prompt, and of what it published.
 
-They are of the raw logits over the public rows, before any control (decision 12).
+They are of the raw logits over the public rows, before any control (decision 12), or, of what a turn published, of
+what all controls leave.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -50,6 +52,11 @@ def scored(
     best: Sequence[Sequence[float]],
     k: int,
 ) -> tuple[TokenLogprob, ...]:
-    """Of each token its own log-probability and the first `k` of the best, of which there may be more."""
+    """Of each token its own log-probability and the first `k` of the best that are possible, of which there may be
+    more."""
     rows = zip(tokens, own, ids, best, strict=False)
-    return tuple(TokenLogprob(t, p, tuple(zip(i[:k], b[:k], strict=True))) for t, p, i, b in rows)
+    return tuple(TokenLogprob(t, p, _possible(i[:k], b[:k])) for t, p, i, b in rows)
+
+
+def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    return tuple((token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > -math.inf)

@@ -1,14 +1,19 @@
-"""The loop that drives an engine: all waiting commands, one step, again."""
+"""The loop that drives an engine: all waiting commands, one step, again. And what those hear who come after its end."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
+import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
-from deployment.engine.commands import Command
+from deployment.engine import errors
+from deployment.engine.commands import Call, Command, Submit
 from deployment.engine.compiling import Compiled
 from deployment.engine.engine import Engine
+from deployment.engine.events import Event, Failed
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,30 @@ def run_engine(engine: Engine, commands: queue.SimpleQueue[Any]) -> None:
             engine.abandon(f"the engine has ended: {reason}")
         except Exception:
             logger.exception("what running turns had committed could not be told")
+
+
+@contextlib.contextmanager
+def refusing(
+    commands: queue.SimpleQueue[Any], emit: Callable[[Event], None], reason: str
+) -> Generator[None, None, None]:
+    """After an engine's end, as long as what it leaves behind takes: whoever comes hears at once that there is none."""
+    over = threading.Event()
+
+    def refuse() -> None:
+        while not over.is_set():
+            command = commands.get()
+            if isinstance(command, Submit | Call):
+                ref = command.turn if isinstance(command, Submit) else command.call
+                emit(Failed(ref, errors.INTERNAL_ERROR, f"the engine has ended: {reason}"))
+
+    thread = threading.Thread(target=refuse, name="engine that has ended", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        commands.put(None)
+        thread.join()
 
 
 def _take_commands(engine: Engine, commands: queue.SimpleQueue[Command | Compiled | None]) -> bool:

@@ -118,6 +118,8 @@ class EngineOptions:
         for name in ("staged_bytes", "staged_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.images < 0:
+            raise ValueError(f"images is {self.images}, must not be negative")
         if self.media_cache_bytes < 1:
             raise ValueError(f"media_cache_bytes is {self.media_cache_bytes}, must be at least 1")
         if not self.max_stall_ms > 0:

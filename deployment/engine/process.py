@@ -53,15 +53,18 @@ def main(connection: socket.socket, parent: int) -> None:
     engine, durability = _loaded(first[0], connection, events)
     writer = threading.Thread(target=_write, args=(connection, events, commands), daemon=True)
     writer.start()
-    from deployment.engine.loop import run_engine
+    from deployment.engine.loop import refusing, run_engine
 
+    reason = "it was closed"
     try:
         run_engine(engine, commands)
-    except Exception:
+    except Exception as error:
         logger.exception("the engine ended")
+        reason = str(error)
         sys.exit(FAILED)
     finally:
-        durability.close()
+        with refusing(commands, events.put, reason):
+            durability.close()
         events.put(None)
         writer.join()
 

@@ -36,6 +36,7 @@ class RowMaker:
             seed=0,
             sub=0,
             reproducible=0,
+            processed=0,
         )
         self._asked: list[tuple[Lane | None, tuple[float, ...]]] = [(None, ())] * lanes
 
@@ -83,6 +84,7 @@ class RowMaker:
             signed_seed(controls.seed),
             controls.sub,
             controls.reproducible,
+            controls.logprobs_mode == "processed_logprobs",
             controls.temperature,
             controls.top_p,
             controls.min_p,

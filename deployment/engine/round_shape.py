@@ -35,7 +35,8 @@ class RoundShape:
 @dataclass(frozen=True)
 class Traits:
     """What some row of a round asks for, and no other round pays for. `greedy`: all rows are. `masks`: rows that have a
-    mask. `told`: rows that want log-probabilities, and `alternatives`, how many of the best tokens they hear of."""
+    mask. `told`: rows that want log-probabilities, and `alternatives`, how many of the best tokens they hear of;
+    `processed`: some of them after all controls."""
 
     greedy: bool
     min_p: bool
@@ -44,6 +45,7 @@ class Traits:
     masks: int
     told: int
     alternatives: int
+    processed: bool = False
 
 
 GREEDY = Traits(greedy=True, min_p=False, reproducible=False, penalised=False, masks=0, told=0, alternatives=0)
@@ -118,4 +120,4 @@ class Shapes:
         alternatives = min(MAX_LOGPROBS, vocabulary) if wanted.told else 0
         told = min(1 << (wanted.told - 1).bit_length(), rows) if wanted.told else 0
         sampled, masks = not wanted.greedy, rows if wanted.masks else 0
-        return Traits(wanted.greedy, sampled, sampled, wanted.penalised, masks, told, alternatives)
+        return Traits(wanted.greedy, sampled, sampled, wanted.penalised, masks, told, alternatives, wanted.processed)

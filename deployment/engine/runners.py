@@ -25,7 +25,7 @@ from deployment.engine.engine import Engine
 from deployment.engine.events import Event, Failed
 from deployment.engine.frames import receive_messages, send_messages, send_queued, unsent
 from deployment.engine.loading import Models
-from deployment.engine.loop import run_engine
+from deployment.engine.loop import refusing, run_engine
 from deployment.engine.options import EngineOptions
 from model.errors import ModelError
 
@@ -53,6 +53,7 @@ class Runner(Protocol):
 
 class ThreadRunner:
     def __init__(self, models: Models, options: EngineOptions, deliver: Deliver, ended: Ended) -> None:
+        self._deliver = deliver
         self._ended = ended
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._durability = Durability(options, lambda event: deliver((event,)))
@@ -75,7 +76,8 @@ class ThreadRunner:
             logger.exception("the engine's thread ended")
             reason = str(error)
         try:
-            self._durability.close()
+            with refusing(self._commands, lambda event: self._deliver((event,)), reason):
+                self._durability.close()
         finally:
             self._ended(reason)
 

@@ -29,7 +29,7 @@ from deployment.engine.ingress import Rows
 from deployment.engine.loading import Models
 from deployment.engine.round_shape import RoundShape, Traits
 from kernels.acceptance import Proposal, RowSampling, accept
-from kernels.logprobs import token_logprobs
+from kernels.logprobs import processed_logits, token_logprobs
 from kernels.masking import TokenMasks
 from kernels.penalties import RowPenalties, adjust_logits
 from model.drafter import DraftContext, DraftRows
@@ -126,30 +126,45 @@ class Segments:
     def _judge(self, shape: RoundShape, traits: Traits, part: slice) -> None:
         rows, width = self._buffers.ingress.rows(shape.rows).part(part), shape.width
         logits = self._models.target.logits(self._buffers.hidden(shape.rows, width)[part])
-        proposal = self._proposal(shape, part)
         drafts = self._buffers.drafts(shape.rows, shape.drafts)[part]
-        masks = None
-        if traits.masks:
-            masks = TokenMasks(self._buffers.allowed(traits.masks, width), rows.mask)
-        penalties = self._penalties(rows) if traits.penalised else None
-        controlled = adjust_logits(logits, drafts, penalties, masks)
-        verdict = accept(controlled, proposal, rows.extent, rows.frontier, _sampling(rows, traits))
+        controlled = self._adjusted(logits, drafts, rows, traits)
+        verdict = accept(controlled, self._proposal(shape, part), rows.extent, rows.frontier, _sampling(rows, traits))
         licensed, accepted = self._buffers.verdicts(shape.rows, width)
         licensed[part].copy_(verdict.licensed)
         accepted[part].copy_(verdict.accepted)
 
+    def _adjusted(self, logits: torch.Tensor, drafts: torch.Tensor, rows: Rows, traits: Traits) -> torch.Tensor:
+        """By all that comes before the temperature; `logits` FP32 [B, W, V] and `drafts` of these rows."""
+        masks = None
+        if traits.masks:
+            masks = TokenMasks(self._buffers.allowed(traits.masks, logits.shape[1]), rows.mask)
+        return adjust_logits(logits, drafts, self._penalties(rows) if traits.penalised else None, masks)
+
     def _tell(self, shape: RoundShape, traits: Traits, part: slice) -> None:
         """Log-probabilities for some of the rows that asked, whose logits are computed again: few rounds need them, and
         which rows they are only the device knows."""
-        asking = self._buffers.ingress.rows(shape.rows).told[part]
+        rows = self._buffers.ingress.rows(shape.rows)
+        asking = rows.told[part]
         hidden = self._buffers.hidden(shape.rows, shape.width).index_select(0, asking)
         licensed, _ = self._buffers.verdicts(shape.rows, shape.width)
         licensed = licensed.index_select(0, asking)
         places = self._buffers.told.of(traits.told, shape.width, traits.alternatives)
+        drafts = self._buffers.drafts(shape.rows, shape.drafts)
+        if traits.processed:
+            rows, drafts = rows.at(asking), drafts.index_select(0, asking)
         for number, logits in enumerate(self._models.target.logits(hidden)):
+            if traits.processed:
+                one = slice(number, number + 1)
+                logits = self._as_wanted(logits, drafts[one], rows.part(one), traits)
             values = token_logprobs(logits, licensed[number], traits.alternatives)
             for place, value in zip(places, values, strict=True):
                 place[part.start + number] = value
+
+    def _as_wanted(self, logits: torch.Tensor, drafts: torch.Tensor, row: Rows, traits: Traits) -> torch.Tensor:
+        """`logits` [W, V] of one row, raw, or as the controls leave them."""
+        adjusted = self._adjusted(logits[None], drafts, row, traits)
+        processed = processed_logits(adjusted, _sampling(row, traits), row.extent)[0]
+        return torch.where(row.processed > 0, processed, logits)
 
     def commit(self, shape: RoundShape) -> None:
         rows, images = self._buffers.ingress.rows(shape.rows), self._memory.images

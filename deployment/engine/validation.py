@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import get_args
 
 from deployment.engine import errors
-from deployment.engine.commands import Priority, Resumed, Sampling, Submit, ThinkingBudget
+from deployment.engine.commands import LogprobsMode, Priority, Resumed, Sampling, Submit, ThinkingBudget
 from deployment.engine.errors import EngineError
 from deployment.engine.logprobs import MAX_LOGPROBS
 
@@ -108,6 +108,9 @@ def _check_penalties(sampling: Sampling, public_rows: int) -> None:
         value, most = getattr(sampling, name), min(MAX_LOGPROBS, public_rows)
         if value is not None and not 0 <= value <= most:
             raise EngineError(errors.INVALID_REQUEST, f"{name} is {value}, must be 0 to {most}", name)
+    if sampling.logprobs_mode not in get_args(LogprobsMode):
+        message = f"logprobs_mode is {sampling.logprobs_mode!r}, must be {' or '.join(get_args(LogprobsMode))}"
+        raise EngineError(errors.INVALID_REQUEST, message, "logprobs_mode")
 
 
 def _check_stop_ids(submit: Submit, public_rows: int, end_ids: Collection[int]) -> None:

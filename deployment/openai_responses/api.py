@@ -31,7 +31,7 @@ from deployment.openai_responses.schema import PromptBody, ResponsesBody
 from deployment.openai_responses.stored import Note, Stored, note_of, stored_in
 from deployment.ownership.words import SessionKey
 from deployment.replica_calls import Replicas
-from deployment.request_reading import Asking, asking_of, turn_request
+from deployment.request_reading import Asking, asking_of, beside, turn_request
 from deployment.schemas import TurnBody
 from deployment.session_api import SessionApi
 from deployment.sse import kept_alive
@@ -57,7 +57,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         document, size = await self._turns.document(request)
-        body = parse(ResponsesBody, document)
+        body = await beside(size, parse, ResponsesBody, document)
         self._turns.check_model(body.model)
         asking = asking_of(request, document)
         if asking.key is not None:
@@ -102,7 +102,7 @@ class ResponsesApi:
             asking = replace(asking, key=key, must_exist=goes_on, hint=None)
         facts = {**body.facts, **await self._defaults(body), "created_at": int(time.time())}
         turn = replace(
-            turn_request(parse(TurnBody, body.chat(past)), "history", asking),
+            await beside(size, _turn, body, past, asking),
             note=Note.of(facts, begin=len(past), end=len(past) + len(body.given) + 1).text,
             follows=(before.turn if before is not None and goes_on else NOTHING) if body.store else None,
             unattended=body.background,
@@ -124,14 +124,14 @@ class ResponsesApi:
 
     async def count(self, request: Request) -> Any:
         document, size = await self._turns.document(request)
-        body = parse(PromptBody, document)
+        body = await beside(size, parse, PromptBody, document)
         self._turns.check_model(body.model)
         before = await self._before(request, body)
         if before is not None and before.shows_media:
             message = f"has images, which are not counted here, since {_IN_ITS_SESSION}"
             raise invalid(f"previous_response_id: {message}", "previous_response_id")
         past = list(before.past) if before is not None else []
-        turn = turn_request(parse(TurnBody, body.chat(past)), "history", asking_of(request, document))
+        turn = await beside(size, _turn, body, past, asking_of(request, document))
         count = await self._tokens.count(await self._turns.seen(turn, size, body.media_places))
         return {"object": "response.input_tokens", "input_tokens": count}
 
@@ -247,9 +247,15 @@ class ResponsesApi:
     async def _defaults(self, body: ResponsesBody) -> dict[str, float]:
         info: ReplicaInfo = await self._replicas.ask_any("info", self._model)
         return {
-            "temperature": info.temperature if body.temperature is None else body.temperature,
-            "top_p": info.top_p if body.top_p is None else body.top_p,
+            "temperature": info.defaults.temperature if body.temperature is None else body.temperature,
+            "top_p": info.defaults.top_p if body.top_p is None else body.top_p,
+            "presence_penalty": info.defaults.presence_penalty,
+            "frequency_penalty": info.defaults.frequency_penalty,
         }
+
+
+def _turn(body: PromptBody, past: list[dict[str, Any]], asking: Asking) -> TurnRequest:
+    return turn_request(parse(TurnBody, body.chat(past)), "history", asking)
 
 
 def _new_session(key: str | None) -> str:

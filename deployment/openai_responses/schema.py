@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 from deployment.openai_responses.items import Item, media_places, messages_of
-from deployment.schemas import Effort
+from deployment.schemas import AnswerBody, Effort
 
 _LENIENT = ConfigDict(extra="ignore")
 
@@ -110,7 +110,7 @@ class PromptBody(BaseModel):
         return {"type": asked.type, **schema}
 
 
-class ResponsesBody(PromptBody):
+class ResponsesBody(PromptBody, AnswerBody):
     """Thinking is told as it is, so that who wants it encrypted has it anyway."""
 
     max_output_tokens: int | None = Field(default=None, strict=True, ge=1)

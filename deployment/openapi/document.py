@@ -98,7 +98,7 @@ def _described(method: str, path: str, operation: Operation, models: _Models) ->
             "200": {"description": "The answer.", "content": _answer(operation, models)},
             **{
                 str(status): {"$ref": f"#/components/responses/{operation.error.__name__}"}
-                for status in sorted({*operation.refuses, *(() if path in OPEN else (401,))})
+                for status in sorted({*operation.refuses, *(() if path in OPEN else (401, 403))})
             },
         },
     }

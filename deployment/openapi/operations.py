@@ -98,7 +98,7 @@ OPERATIONS = {
     ),
     "POST /v1/responses/input_tokens": Operation(
         "How many tokens a response's prompt would have.",
-        adopted.InputTokens, (400, 404, 409, 413, 503), (ResponsesPrompt,),
+        adopted.InputTokens, (400, 404, 409, 413, 429, 503), (ResponsesPrompt,),
     ),
     "GET /v1/responses/{name}": Operation("A stored response.", adopted.Response, (400, 404, 409, 503)),
     "DELETE /v1/responses/{name}": Operation(
@@ -167,9 +167,9 @@ OPERATIONS = {
     ),
     "POST /tokenize": Operation(
         "The tokens of a text, or of a conversation as a turn would have it.",
-        answers.Tokenized, (400, 413, 503), (TextBody, TurnBody),
+        answers.Tokenized, (400, 404, 413, 429, 503), (TextBody, TurnBody),
     ),
-    "POST /detokenize": Operation("The text of tokens.", answers.Detokenized, (400, 413, 503), (TokensBody,)),
+    "POST /detokenize": Operation("The text of tokens.", answers.Detokenized, (400, 404, 413, 503), (TokensBody,)),
     "GET /version": Operation("The server's version.", answers.Version),
     "GET /v1/models": Operation("The model that is served.", answers.Models, (503,)),
     "GET /v1/models/{name}": Operation("The same by its name.", answers.Model, (404, 503)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployment.ownership.awake import AwakeClock
 from deployment.ownership.words import Member
 
 LEASE_SECONDS = 10.0
@@ -18,7 +19,8 @@ SILENT_SECONDS = 5.0
 
 @dataclass
 class Liveness:
-    """`started`: when the directory did. A replica of which nothing was heard since is taken to have renewed then."""
+    """`started`: when the directory did. A replica of which nothing was heard since is taken to have renewed then.
+    Silence is counted in time in which the directory was awake."""
 
     started: float
     _renewed: dict[str, float] = field(default_factory=dict)
@@ -27,10 +29,13 @@ class Liveness:
     _dead_nodes: set[str] = field(default_factory=set)
     _stores: dict[Member, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._clock = AwakeClock(self.started)
+
     def renewed(self, replica: str, node: str, now: float) -> bool:
         """Whether it was not known that it may act, and on that node."""
         known = self._nodes.get(replica) == node and self.may_act(replica, now)
-        self._renewed[replica] = now
+        self._renewed[replica] = self._clock.at(now)
         self._nodes[replica] = node
         return not known and self.may_act(replica, now)
 
@@ -56,10 +61,10 @@ class Liveness:
         """Whether a replica has to be reckoned with: it neither exited, nor died with its node, nor fell silent."""
         if replica in self._exited or self._nodes.get(replica) in self._dead_nodes:
             return False
-        return now - self._renewed.get(replica, self.started) <= LEASE_SECONDS + LEASE_SLACK
+        return self._clock.at(now) - self._renewed.get(replica, self.started) <= LEASE_SECONDS + LEASE_SLACK
 
     def store_heard(self, member: Member, now: float) -> None:
-        self._stores[member] = now
+        self._stores[member] = self._clock.at(now)
 
     def has_heard(self, member: Member) -> bool:
         return member in self._stores
@@ -72,4 +77,6 @@ class Liveness:
         return tuple(self._stores)
 
     def silent_stores(self, now: float) -> tuple[Member, ...]:
-        return tuple(member for member, heard in self._stores.items() if now - heard > SILENT_SECONDS)
+        """To be asked every second."""
+        awake = self._clock.at(now)
+        return tuple(member for member, heard in self._stores.items() if awake - heard > SILENT_SECONDS)

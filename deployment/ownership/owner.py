@@ -375,18 +375,22 @@ class Owner:
 
     def publish(self, sequence: int, frontiers: tuple[int, ...], document: object, keep: int, now: float) -> list[Send]:
         """Gives an image as of the record `sequence` to all copies; when all hold it, the log before `keep` is trimmed.
+        While the set changes it waits.
 
         `keep`: the first record that is still needed beside the image, such as that of a turn that runs. Raises
         `StateError` for an image of what may not be published yet.
         """
         order = self.history.at(sequence)
-        if order is None or self.state is not State.OPEN:
+        changes = self.state is State.TAKING and self._loaded
+        if order is None or not (changes or self.state is State.OPEN):
             raise StateError(
                 f"image of session {self.key} as of record {sequence}: all copies hold records {self.history.first} to "
                 f"{self.committed.sequence}, and the state is {self.state.value}"
             )
         log = self.history.at(max(self.history.first, min(sequence, keep - 1))) or NOTHING
         self._publication = Publication(self.key, order, log, frontiers, document)
+        if changes:
+            return []
         return self._publication.under(self.epoch, tuple(self._acked), now)
 
     # -------------------------------------------------------------------------------------------- moving

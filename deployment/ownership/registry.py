@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from deployment.ownership.words import Member
+from deployment.ownership.words import NEVER, Epoch, Member
 
 
 class KeyValues(Protocol):
@@ -56,12 +56,20 @@ class Registry:
         """That of the directory before; 0 if there was none."""
         return max((number for number in self._numbers("incarnation") if number < incarnation), default=0)
 
-    def note_restored(self, session: str) -> None:
-        """A session (its key's digest) was brought back from the durable tier. Before its next turn."""
-        self._values.add(f"{self._prefix}restored/{session}", b"")
+    def note_restored(self, session: str, epoch: Epoch) -> None:
+        """A session (its key's digest) is brought back from the durable tier, under this epoch. Before any copy has it:
+        who finds one must not believe that it is the first to bring it back."""
+        self._values.add(f"{self._prefix}restored/{session}", str(epoch).encode())
 
-    def was_restored(self, session: str) -> bool:
-        return f"{self._prefix}restored/{session}" in self._values.names(f"{self._prefix}restored/{session}")
+    def restored_under(self, session: str) -> Epoch | None:
+        """The epoch under which it was brought back first; None: it never was."""
+        value = self._values.value(f"{self._prefix}restored/{session}")
+        if value is None:
+            return None
+        if not value:
+            return NEVER  # versions before this one wrote no epoch
+        incarnation, counter = value.decode().split(".")
+        return Epoch(int(incarnation), int(counter))
 
     def register(self, member: Member) -> None:
         """A store with a fresh arena, before it keeps anything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -44,6 +45,11 @@ def undisturbed(request: TurnRequest) -> tuple[int, ...]:
     return alone(ids, request.max_tokens, sampling, "dflash2").token_ids
 
 
+def _time() -> float:
+    """What turns go by. A test may put it forward; what leases go by runs on."""
+    return time.time()
+
+
 class Place:
     """A replica with an engine, and turns that begin there."""
 
@@ -54,8 +60,8 @@ class Place:
         self.arrivals = replica.arrivals
         self._world = world
         self.desk = TurnDesk(
-            replica.name, "m", self.service, self.keeper, Prompter(self.service, accept_new_weights=False), TurnTable(),
-            30.0, call_later,
+            replica.name, "m", self.service, self.keeper, Prompter(self.service, accept_new_weights=False),
+            TurnTable(_time), 30.0, call_later, _time,
         )  # fmt: skip
         replica.start(self.desk.resume)
 

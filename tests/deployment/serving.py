@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,14 @@ from tests.deployment.in_process import FakeService, World
 from tests.engine.driving import models, options
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server, and the replica behind it, which runs in the server's thread."""
+
+    url: str
+    replica: EngineReplica
+
+
 @contextlib.contextmanager
 def serving(
     service: EngineService | None = None, args: AppArgs | None = None, kept: int | None = None, **more: Any
@@ -46,6 +55,15 @@ def serving(
     """The URL of a server with one replica. `service`: its engine, which stays its owner's, or else one of the demo
     model, with `more` options. `args`: what its ingress is told. `kept`: bytes that every tenant's
     sessions keep, and the limit of them; None: there is none."""
+    with served(service, args, kept, **more) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def served(
+    service: EngineService | None = None, args: AppArgs | None = None, kept: int | None = None, **more: Any
+) -> Iterator[Served]:
+    """The same, for who looks behind it."""
     engine = service or _engine(**more)
     world = World("x", service=iter([engine, FakeService()]).__next__)
     replica = _replica(world, kept)
@@ -57,7 +75,7 @@ def serving(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", replica)
         finally:
             server.should_exit = True
             thread.join(20)
@@ -74,10 +92,10 @@ def _replica(world: World, kept: int | None) -> EngineReplica:
     a = world.replicas["a"]
     replica = EngineReplica.__new__(EngineReplica)
     replica._id, replica._model, replica._service, replica._keeper = "a", "demo", a.service, a.keeper
-    replica._lanes, replica._started, replica._turns = 4, False, TurnTable()
+    replica._lanes, replica._store_bytes, replica._started, replica._turns = 4, 4096, False, TurnTable()
     replica._prompter = Prompter(a.service, accept_new_weights=False)
     replica._state_limit = StateLimit(kept, _Kept(kept).by, a.keeper.copies.make_room_of)
-    replica._drainer = Drainer(a.keeper)
+    replica._drainer = Drainer("a", a.keeper)
     replica._sessions = SessionDesk("a", a.keeper, a.creating, a.forking, replica._state_limit, replica._turns)
     replica._cluster = _Cluster(world)  # pyright: ignore
     replica._keyed = KeyedExpiry(a.keeper, a.link, 1 << 20)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
 
+from deployment.answer import Choices
+from deployment.anthropic_messages.format import MessageFormat
+from deployment.errors import RequestError
+from deployment.last_call import Departing
+from deployment.wire import Closed, Delta, Opened, Told
 from tests.deployment.serving import serving
 
 COUNT: Any = [{"role": "user", "content": "Count from 3 in steps of 2, 12 numbers."}]
@@ -69,6 +75,51 @@ def test_events_of_a_stream_come_in_the_order_that_clients_know(url: str):
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert all(data["type"] == name for name, data in events)
     assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def test_an_answer_that_was_cut_off_is_an_error_and_no_whole_one(url: str):
+    """Its session is deleted while it comes."""
+    headers = {"x-session-id": "cut"}
+    body = {"model": "demo", "max_tokens": 2000, "temperature": 1, "messages": COUNT, "stream": True}
+    said = ""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(12):  # the turn may end before its session does
+            with client.stream("POST", "/v1/messages", json=body, headers=headers) as stream:
+                parts = stream.iter_text()
+                said = next(parts)
+                client.delete("/v1/sessions/cut").raise_for_status()
+                said += "".join(parts)
+            if "event: message_stop" not in said:
+                break
+    *_, last = said.strip().split("\n\n")
+    name, data = last.split("\n")
+    assert name == "event: error" and "cancelled" in json.loads(data.removeprefix("data: "))["error"]["message"]
+    assert "end_turn" not in said
+
+
+@pytest.mark.parametrize(("reason", "told"), [("stop", "end_turn"), ("length", "max_tokens"), ("cancelled", None)])
+def test_only_an_answer_that_is_whole_says_why_it_stopped(reason: str, told: str | None):
+    opened = Opened("r", "m", 7, 10, 4, None, "f" * 32, created=3)
+    events = [Delta("", "Hel", 0, (), (1,), 11), Closed(reason, 1, (), 0.0, 0.1, None)]
+    choices = Choices(1)
+    for event in events:
+        choices.take(event)
+    shown = MessageFormat(opened, "req_1")
+
+    async def streamed() -> list[str]:
+        async def coming() -> AsyncGenerator[Told | Departing, None]:
+            for event in events:
+                yield Told("id", event)
+
+        return [part async for part in shown.events(coming())]
+
+    parts = asyncio.run(streamed())
+    if told is None:
+        with pytest.raises(RequestError, match="cancelled"):
+            shown.whole(choices)
+        assert parts[-1].startswith("event: error") and not any('stop_reason":"' in part for part in parts)
+    else:
+        assert shown.whole(choices)["stop_reason"] == told and f'"stop_reason":"{told}"' in parts[-2]
 
 
 def test_thinking_is_a_block_of_its_own_and_comes_only_where_it_was_asked_for(api: anthropic.Anthropic):

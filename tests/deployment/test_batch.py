@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from deployment.batch import Line, Records, read_lines
+from deployment.batch import NOT_IN_A_BATCH, Line, LineBody, Records, read_lines
 from deployment.cli import app
 from deployment.engine.commands import Grammar, Sampling, Submit
 from deployment.engine.round import Executor
@@ -181,18 +181,139 @@ def test_every_field_of_a_line_reaches_the_turn(tmp_path):
         frequency_penalty=0.75, logit_bias={"5": -3}, min_tokens=2, seed=-1, reproducible=True, logprobs=True,
         top_logprobs=4, max_tokens=5, max_completion_tokens=6, n=2, stop_token_ids=[8, 9], ignore_eos=True,
         drafting=False, stop=["a", "b"], include_stop_str_in_output=True, thinking_budget=11,
-        response_format={"type": "json_object"},
+        response_format={"type": "json_object"}, logprobs_mode="processed_logprobs",
     )  # fmt: skip
     assert asked == Asked(
         Sampling(
             temperature=1.5, top_p=0.5, min_p=0.25, repetition_penalty=1.25, presence_penalty=-0.5,
             frequency_penalty=0.75, logit_bias=((5, -3),), min_tokens=2, reproducible=True, logprobs=4,
+            logprobs_mode="processed_logprobs",
         ),
         max_tokens=6, seed=2**64 - 1, n=2, stop_ids=(8, 9), ignore_eos=True, drafting=False, stop_strings=("a", "b"),
         include_stop_string=True, thinking_budget=11, grammar=Grammar("json_object"),
     )  # fmt: skip
     assert asked_by(tmp_path, regex="a+").grammar == Grammar("regex", "a+")
     assert asked_by(tmp_path, lark="start: /a/").grammar == Grammar("lark", "start: /a/")
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+SAID = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+EACH: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.5},
+    "top_p": {"top_p": 0.5},
+    "top_k": {"top_k": 3},
+    "seed": {"seed": 5},
+    "min_p": {"min_p": 0.25},
+    "repetition_penalty": {"repetition_penalty": 1.25},
+    "presence_penalty": {"presence_penalty": 1},
+    "frequency_penalty": {"frequency_penalty": 1},
+    "logit_bias": {"logit_bias": {"5": 1}},
+    "min_tokens": {"min_tokens": 2},
+    "reproducible": {"reproducible": True},
+    "max_tokens": {"max_tokens": 5},
+    "max_completion_tokens": {"max_completion_tokens": 5},
+    "stop_token_ids": {"stop_token_ids": [5]},
+    "stop": {"stop": "a"},
+    "include_stop_str_in_output": {"include_stop_str_in_output": True},
+    "n": {"n": 2},
+    "ignore_eos": {"ignore_eos": True},
+    "drafting": {"drafting": False},
+    "logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+    "thinking_budget": {"thinking_budget": 5},
+    "chat_template_kwargs": {"chat_template_kwargs": {"preserve_thinking": True}},
+    "reasoning_effort": {"reasoning_effort": "none"},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "tools": {"tools": TOOLS},
+    "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
+    "parallel_tool_calls": {"tools": TOOLS, "parallel_tool_calls": False},
+    "continue_final_message": {"continue_final_message": True},
+    "add_generation_prompt": {"add_generation_prompt": False},
+    "regex": {"regex": "a+"},
+    "lark": {"lark": "start: /a/"},
+}
+"""Something that each field of a line may say."""
+
+
+def read(tmp_path: Path, **line: Any) -> Line:
+    (one,) = read_lines(written(tmp_path / "in.jsonl", line), DEFAULTS)
+    return one
+
+
+def refusal(tmp_path: Path, source: dict[str, Any], name: str) -> str:
+    """Nothing where the field is taken."""
+    try:
+        read(tmp_path, **source, **EACH[name])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def changes(tmp_path: Path, source: dict[str, Any], name: str) -> bool:
+    """Whether the field makes another request."""
+    without = {field: value for field, value in EACH[name].items() if field != name}
+    return read(tmp_path, **source, **EACH[name]).asked != read(tmp_path, **source, **without).asked
+
+
+def test_every_field_of_a_line_is_among_those_that_are_tried():
+    told = {"id", "prompt", "prompt_ids", "messages"}
+    assert EACH.keys() | told | {*NOT_IN_A_BATCH} == {*LineBody.model_fields}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_field_of_a_line_is_accepted_and_ignored(name: str, tmp_path: Path):
+    assert name in refusal(tmp_path, SAID, name) or changes(tmp_path, SAID, name)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_only_the_template_shows_is_refused_where_none_renders(name: str, tmp_path: Path):
+    prompt = {"prompt": "a"}
+    assert "needs messages" in refusal(tmp_path, prompt, name) or changes(tmp_path, prompt, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "enable", "preserve"),
+    [
+        ({"reasoning_effort": "none"}, False, None),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, True, None),
+        ({"chat_template_kwargs": {"reasoning_strength": "none", "preserve_thinking": True}}, False, True),
+    ],
+)
+def test_thinking_is_asked_for_in_a_line_as_in_a_chat(
+    options: Any, enable: bool, preserve: bool | None, tmp_path: Path
+):
+    asked = read(tmp_path, **SAID, **options).asked
+    assert (asked.enable_thinking, asked.preserve_thinking) == (enable, preserve)
+
+
+def test_a_line_has_tools_of_its_own_or_those_of_the_options(tmp_path: Path):
+    offered = replace(DEFAULTS, tools=({"x": 1},), grammar=Grammar("tools", "x"))
+
+    def asked(**line: Any) -> Asked:
+        (one,) = read_lines(written(tmp_path / "in.jsonl", {**SAID, **line}), offered)
+        return one.asked
+
+    assert asked() == offered
+    assert asked(tools=[]) == replace(offered, tools=None, grammar=None)
+    own = asked(tools=TOOLS, response_format={"type": "text"})
+    assert own.tools == tuple(TOOLS) and own.grammar is not None and '"add"' in own.grammar.source
+    for wrong in ({"tool_choice": "none"}, {"tools": TOOLS, "regex": "a"}, {"tools": TOOLS, "tool_choice": {
+            "type": "function", "function": {"name": "other"}}}):  # fmt: skip
+        with pytest.raises(ValueError, match="tool"):
+            asked(**wrong)
+
+
+def test_the_last_message_of_a_line_is_gone_on_with(tmp_path: Path):
+    ask = {"role": "user", "content": "Count from 3 to 7."}
+    begun = [ask, {"role": "assistant", "content": "3, 4,"}]
+    batch = written(
+        tmp_path / "in.jsonl", {"messages": [ask]},
+        {"messages": begun, "continue_final_message": True, "add_generation_prompt": False},
+    )  # fmt: skip
+    done = run("--batch", batch, "--max-tokens", "24", "--no-enable-thinking")
+    whole, rest = (answer["text"] for answer in records(done.stdout))
+    assert whole.strip().startswith("3, 4,") and ("3, 4," + rest).split(",") == whole.split(",")
 
 
 def test_every_control_of_the_engine_has_an_option():

@@ -131,6 +131,49 @@ def test_calls_are_shown_and_the_lines_that_follow_are_their_results():
     assert len({one["tool_call_id"] for one in results["messages"]}) == 2
 
 
+CALL = "<tool_call>\n<function=add>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+CALLING: dict[str, Any] = {"text": f"{CALL.format(7)}\n{CALL.format(8)} é", "tools": {"add": {}}}
+
+
+def sent(server: ChatServer) -> list[list[tuple[str, str]]]:
+    """The messages of each turn that was asked for."""
+    bodies = [body for _, path, body in server.asked if path.endswith("/turns")]
+    return [[(one["role"], one["content"]) for one in body["messages"]] for body in bodies]
+
+
+def test_a_result_that_was_not_taken_is_asked_for_again_and_those_before_it_are_kept():
+    server = ChatServer(Body, refused(409, "session_busy"), **CALLING)
+    _, notes = talk(server, "Hello", "seven", "eight", "ate", "/frok", tools=[{}])
+    results = [("tool", "seven"), ("tool", "eight")], [("tool", "seven"), ("tool", "ate")]
+    assert sent(server) == [[("user", "Hello")], *results]
+    said = notes.splitlines()
+    asked = "type the result of add, in one line"
+    refusal = next(line for line, text in enumerate(said) if "answers 409" in text)
+    assert said[refusal + 1] == asked
+    assert said[-1] == asked and "/frok" in said[-2], "the calls of the second answer wait all the same"
+
+
+def test_calls_of_an_answer_that_breaks_off_wait_for_no_result():
+    def breaks(data: bytes) -> Body:
+        class Interrupting(Body):
+            def __iter__(self) -> Iterator[bytes]:
+                yield data[: data.index(b"\n\n", data.index(b'"tool_calls"')) + 2]
+                raise KeyboardInterrupt
+
+        return Interrupting(data)
+
+    server = ChatServer(breaks, **CALLING)
+    _, notes = talk(server, "Hello", "More", tools=[{}])
+    assert "calls add" in notes.partition("left; ")[0], "one was told before the answer broke off"
+    assert sent(server) == [[("user", "Hello")], [("user", "More")]]
+
+
+def test_a_session_that_is_gone_waits_for_no_result():
+    server = ChatServer(Body, refused(404, "session_not_found"), **CALLING)
+    talk(server, "Hello", "seven", "eight", "Hello", tools=[{}])
+    assert sent(server)[-1] == [("user", "Hello")]
+
+
 @pytest.mark.parametrize("content", ["[", "{}", "[]"])
 def test_tools_that_are_no_list_are_refused_before_anything_is_asked(tmp_path: Path, content: str):
     file = tmp_path / "tools.json"

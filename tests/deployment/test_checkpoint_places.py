@@ -78,7 +78,8 @@ async def _written(place: Path, payload: bool) -> None:
     now[0] += 60
     await copies.publish_idle(lambda key: session)
     assert [one.record_alone for one in engine.asked] == [True, False] and copies.checkpoints(session.key) == ()
-    engine.heard(Stored(session.key, engine.asked[1].order, "published", payload))
+    state = session.checkpoints if payload else ()
+    engine.heard(Stored(session.key, engine.asked[1].order, "published", payload, state))
     assert copies.checkpoints(session.key) == ((("turn_end", 9),) if payload else ())
     copies.forget(session.key)
     assert copies.checkpoints(session.key) == ()

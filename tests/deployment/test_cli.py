@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import shutil
@@ -10,12 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from deployment import cli
 from deployment.cli import app
-from deployment.local import LaunchError, _uninterrupted, port_is_free, take_down, why_not
+from deployment.local import LaunchError, _disconnect, _uninterrupted, port_is_free, take_down, url_of, why_not
 from model import DEMO
 
 
@@ -32,6 +34,15 @@ def refused(*arguments: str) -> str:
 
 def copied(source: str, directory: Path) -> Path:
     return Path(shutil.copytree(DEMO / source, directory / source, copy_function=shutil.copyfile))
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [("::1", "[::1]"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("gpu-1", "gpu-1")],
+)
+def test_a_server_is_told_under_a_url_that_finds_it(host: str, named: str):
+    url = httpx.URL(url_of(host, 8000, None))
+    assert str(url) == f"http://{named}:8000" and url.port == 8000
 
 
 def test_model_directory_that_does_not_exist_is_named():
@@ -144,6 +155,22 @@ def test_ctrl_c_waits_until_ray_has_started_or_ended_whole():
     assert done
 
 
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_how_the_parts_of_its_own_cluster_end_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str | None
+):
+    def tells(*_: object) -> None:
+        print("Task ServeController.graceful_shutdown failed", file=sys.stderr)
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.serve.delete", tells)
+    monkeypatch.setattr("ray.serve.shutdown", tells)
+    monkeypatch.setattr("ray.shutdown", tells)
+    monkeypatch.setattr("deployment.local.remove", tells)
+    _disconnect("app", address)
+    assert ("failed" in capsys.readouterr().err) is (address is not None)
+
+
 @pytest.mark.parametrize("error", [ConnectionError("nobody there"), Exception("timed out during startup.\nMore of it")])
 def test_whatever_ray_raises_when_it_does_not_come_up_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -156,3 +183,23 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_in_one_line(
         LaunchError, match=r"^no Ray cluster answers at 'auto': (nobody there|timed out during startup\.)$"
     ):
         take_down("app", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ((12, "/kept/here"), "resumed 12 sessions from /kept/here\n"),
+        ((0, "/kept/here"), "sessions are kept in /kept/here\n"),
+        (None, ""),
+    ],
+)
+def test_who_starts_a_server_reads_how_many_sessions_it_goes_on_with(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[int, str] | None, line: str
+):
+    monkeypatch.setattr("deployment.preflight.keep_ray_on_loopback", lambda: None)
+    monkeypatch.setattr("deployment.local.running", lambda *_, **__: contextlib.nullcontext("http://127.0.0.1:1"))
+    monkeypatch.setattr("deployment.local.resumed", lambda app: found if app == "mine" else None)
+    monkeypatch.setattr("deployment.local.until_interrupted", lambda: None)
+    result = command("serve", "--app", "mine")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{line}demo is served at http://127.0.0.1:1/v1 by 2 replicas.")

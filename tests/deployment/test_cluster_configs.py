@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from ray import __version__ as ray_version
+from ray.scripts.scripts import cli
 from ray.serve.schema import ServeDeploySchema
 
+from deployment.app import leaving_seconds
 from deployment.settings import AppArgs
+from tests.pages.programs import clicked
 
 CONFIGS = Path(__file__).parents[2] / "deployment" / "configs"
 SCRIPT = CONFIGS / "clusters" / "start_ray.sh"
@@ -61,28 +64,54 @@ def test_host_stores_have_shared_memory_that_the_pods_limit_counts(service: dict
     assert room < gibibytes(worker["containers"][0]["resources"]["limits"]["memory"])
 
 
+def test_a_pod_has_as_long_to_end_as_its_replica_to_give_its_sessions_away(
+    service: dict[str, Any], pods: list[dict[str, Any]]
+):
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    assert pods[1]["terminationGracePeriodSeconds"] >= leaving_seconds(application["args"]["host_store_bytes"])
+
+
 def test_every_volume_that_is_mounted_is_there(pods: list[dict[str, Any]]):
     for pod in pods:
         there = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == there
 
 
+def test_the_block_of_an_external_redis_is_one_when_it_is_uncommented(service: dict[str, Any]):
+    text = (CONFIGS / "kubernetes" / "rayservice.yaml").read_text()
+    before, block = text.split("    # gcsFaultToleranceOptions:")
+    commented, rest = block.split("    headGroupSpec:")
+    lines = [line.replace("    # ", "    ", 1) for line in commented.splitlines()]
+    changed = before + "    gcsFaultToleranceOptions:" + "\n".join(lines) + "\n    headGroupSpec:" + rest
+    cluster = yaml.safe_load(changed)["spec"]["rayClusterConfig"]
+    redis = cluster.pop("gcsFaultToleranceOptions")
+    assert cluster == service["rayClusterConfig"], "nothing else changes"
+    assert redis.keys() == {"redisAddress", "redisPassword", "externalStorageNamespace"}
+    assert redis["redisPassword"]["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
+
+
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("asked", "meant"),
     [
-        (["head"], "start --head --port=6379 --dashboard-host=127.0.0.1 --disable-usage-stats"),
-        (["worker", "192.0.2.10:6379"], "start --address=192.0.2.10:6379 --disable-usage-stats"),
+        (["head"], {"head": True, "port": 6379, "address": None, "dashboard_host": "127.0.0.1"}),
+        (["worker", "192.0.2.10:6379"], {"head": False, "address": "192.0.2.10:6379"}),
     ],
     ids=["head", "worker"],
 )
-def test_the_script_starts_ray_closed_to_strangers(asked: list[str], given: str, tmp_path: Path):
+def test_the_script_starts_a_ray_that_is_closed_to_strangers_and_reads_its_options_as_meant(
+    asked: list[str], meant: dict[str, Any], tmp_path: Path
+):
     fake = tmp_path / "ray"
-    fake.write_text('#!/bin/sh\necho "$RAY_AUTH_MODE $(umask) $*"\n')
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_AUTH_MODE" "$(umask)" "$@"\n')
     fake.chmod(0o700)
     done = subprocess.run(
         [SCRIPT, *asked], env=os.environ | {"RAY": str(fake)}, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"token 0077 {given}\n"
+    mode, umask, *arguments = done.stdout.splitlines()
+    assert (mode, umask) == ("token", "0077")
+    read = clicked(cli, arguments)
+    assert arguments[0] == "start" and read["disable_usage_stats"]
+    assert {name: read[name] for name in meant} == meant
 
 
 @pytest.mark.parametrize("asked", [[], ["head", "more"], ["worker"], ["other"]])

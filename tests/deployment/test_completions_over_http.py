@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -52,6 +53,16 @@ def test_a_prompts_figures_are_those_that_its_tokens_had_when_they_were_drawn(cl
     assert all(logprob == max(top.values()) for logprob, top in pairs)
 
 
+def test_processed_figures_are_those_of_what_the_filters_leave(client: httpx.Client):
+    def told(**how: Any) -> list[dict[str, float]]:
+        body = {"temperature": 1.5, "seed": 3, "top_k": 2, "max_tokens": 12, "logprobs": 4, "ignore_eos": True, **how}
+        return complete(client, "One day", **body)["choices"][0]["logprobs"]["top_logprobs"]
+
+    raw, processed = told(), told(logprobs_mode="processed_logprobs")
+    assert all(len(top) == 4 for top in raw) and all(len(top) == 2 for top in processed)
+    assert all(sum(map(math.exp, top.values())) == pytest.approx(1, abs=1e-4) for top in processed)
+
+
 def drawn_ids(client: httpx.Client, prompt: list[int], count: int) -> list[int]:
     """The greedy continuation one token at a time, by the only alternative that has its text."""
     ids: list[int] = []
@@ -76,6 +87,13 @@ def test_no_tokens_are_generated_where_none_are_wanted(client: httpx.Client):
     assert choice["text"] == text and answer["usage"]["completion_tokens"] == 0
     assert len(choice["logprobs"]["token_logprobs"]) == answer["usage"]["prompt_tokens"]
     assert choice["logprobs"]["text_offset"][-1] == len(text) - len(choice["logprobs"]["tokens"][-1])
+
+
+def test_the_answer_of_a_text_completion_has_the_format_that_was_asked_for(client: httpx.Client):
+    asked = {"type": "json_schema", "json_schema": {"schema": {"enum": ["Rome", "Oslo"]}}}
+    choice = complete(client, TEXT, response_format=asked, max_completion_tokens=30)["choices"][0]
+    assert json.loads(choice["text"]) in ("Rome", "Oslo") and choice["finish_reason"] == "stop"
+    assert complete(client, TEXT, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
 def test_several_prompts_have_their_answers_in_order(client: httpx.Client):
@@ -188,6 +206,26 @@ def test_what_nobody_knows_is_ignored(client: httpx.Client):
     assert complete(client, "3, 5,", max_tokens=2, provider={"order": []}, return_meta_info=True)["meta_info"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {"prompt": "a", "model": "gpt"}, 404, "model"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "model": "gpt"}, 404, "model"),
+        ("/detokenize", {"tokens": [1], "model": "gpt"}, 404, "model"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
+        (
+            "/tokenize", {"messages": [{"role": "user", "content": "a"}], "return_token_strs": "yes"},
+            400, "return_token_strs",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_tokenised_is_one_thing_and_of_the_model_that_is_served(
+    client: httpx.Client, path: str, body: dict[str, Any], status: int, param: str
+):
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
 # ------------------------------------------------------------------------------------------------ what is told at most
 
 
@@ -206,7 +244,7 @@ def test_more_tokens_than_are_told_are_counted_and_refused(
     monkeypatch.setattr("deployment.replica.MOST_TOLD_IDS", count - 1)
     answer = client.post("/tokenize", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-    assert f"{count} tokens" in answer.json()["error"]["message"]
+    assert f"{count} tokens" in answer.json()["error"]["message"] and answer.json()["error"]["param"] in body
 
 
 def test_tokens_are_spelled_only_for_who_asks_and_where_no_stream_waits_for_it(

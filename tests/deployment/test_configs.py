@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import ServeDeploySchema
 
-from deployment.app import BUSY, build, scaling
+from deployment.app import build, scaling
+from deployment.scaling import replicas_wanted
 from deployment.settings import AppArgs
 
 CONFIGS = sorted((Path(__file__).parents[2] / "deployment" / "configs").glob("*.yaml"))
@@ -56,12 +58,21 @@ def test_a_replica_on_a_card_takes_a_whole_one(path: Path):
     assert args.ray_actor_options.get("num_gpus", 0) == (1 if args.device == "cuda" else 0)
 
 
-def test_replicas_come_with_turns_that_run_and_wait_and_never_go_below_the_fewest():
+def test_serve_changes_the_number_of_replicas_between_bounds_by_our_policy_and_only_where_it_may():
     fixed = AppArgs(replicas=3)
     assert scaling(fixed) == {"num_replicas": 3}
     config = scaling(AppArgs(replicas=2, most_replicas=8, lanes=16))["autoscaling_config"]
     assert (config.min_replicas, config.max_replicas) == (2, 8)
-    assert config.target_ongoing_requests == BUSY * 16
+    assert config.policy.get_policy().__name__ == replicas_wanted.__name__
+
+
+def test_an_autoscaled_deployment_travels_to_serves_controller_with_our_policy(path: Path):
+    args = AppArgs.model_validate(args_of(path) | {"most_replicas": 9})
+    engines = build(args)._bound_deployment.init_args[0]._bound_deployment
+    there = DeploymentConfig.from_proto_bytes(engines._deployment_config.to_proto_bytes())
+    assert there.autoscaling_config is not None
+    assert there.autoscaling_config.policy.policy_function == "deployment.scaling:replicas_wanted"
+    assert there.autoscaling_config.policy.get_policy().__name__ == replicas_wanted.__name__
 
 
 def test_fewer_at_most_than_at_least_are_refused_by_name():

@@ -46,6 +46,19 @@ window.fetch = async (url, options) => {
 """The first answer breaks off after two parts of its body."""
 
 
+SENT_ON = CUT.replace(
+    'out.error(new TypeError("cut"));',
+    """
+    const start = new TextEncoder().encode(`event: resume\\n${window.start}\\ndata: {}\\n\\n`);
+    out.enqueue(start); out.close();""",
+).replace(
+    "if (done) out.close();",
+    """window.start ??= /^id: .*$/m.exec(new TextDecoder().decode(value))[0];
+    if (done) out.close();""",
+)
+"""The first answer's connection is replaced after two parts; the event that says so names the turn's start."""
+
+
 TWO = """
 const real = window.fetch;
 window.moves = [];
@@ -206,6 +219,13 @@ def test_a_stream_that_breaks_goes_on_after_the_event_that_was_had_last(page: An
     (after,) = page.execute_script("return window.resumed")
     assert re.fullmatch(r"[0-9a-f]{32}\.\d+\.[0-9a-f]{8}", after)
     assert "the stream broke" in page.find_element("id", "log").text
+
+
+def test_who_is_sent_on_goes_on_after_what_was_had_whatever_the_event_says_of_it(page: Any):
+    page.execute_script(SENT_ON)
+    assert say(page, COUNT) == COUNTED
+    (after,) = page.execute_script("return window.resumed")
+    assert after != page.execute_script("return window.start").removeprefix("id: ")
 
 
 def test_a_session_is_exported_and_deleted(page: Any, url: str, tmp_path: Path):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from deployment.durable_copies import DurableCopies
 from deployment.engine.commands import Command, Export, Import
 from deployment.engine.errors import BAD_STATE, FINGERPRINT_MISMATCH, EngineError
 from deployment.errors import RequestError
 from deployment.ownership.log import HeadMoved
+from deployment.ownership.messages import Claim
+from deployment.ownership.owner import State
 from deployment.ownership.words import NOTHING, SessionKey
-from deployment.session import Session
+from deployment.session import Session, engine_id_of
 from state.session_record import SessionRecord
-from tests.deployment.in_process import World, packed, unpacked
-from tests.deployment.keeping import KEY, get, refused, run, turn
+from tests.deployment.in_process import Replica, World, packed, unpacked
+from tests.deployment.keeping import KEY, get, refused, run, turn, until
 
 
 def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it():
@@ -32,6 +37,91 @@ def test_a_forked_or_empty_session_is_in_its_copies_before_anybody_hears_of_it()
         fresh, _ = await get(world, "b", empty_key, must_exist=True)
         assert fresh.created and fresh.ledger == ()
         assert (await refused(world.replicas["b"].creating.empty(child_key)))[:2] == (409, "session_exists")
+
+    run(steps)
+
+
+def _changes_its_set_before_its_image_is_given(world: World, replica: Replica, key: SessionKey) -> None:
+    """Another store joins while the image is made, and is silent for a moment once it is to be in the set."""
+
+    async def joins(command: Command) -> None:
+        if isinstance(command, Export) and command.session == engine_id_of(key):
+            replica.service.before = None
+            owner = replica.owned._owned[key].owner
+            world.add_store("y", 1 << 30)
+            while owner.state is not State.TAKING:
+                await asyncio.sleep(0)
+            world.away.add("y")
+            asyncio.get_running_loop().call_later(0.3, world.away.discard, "y")
+
+    replica.service.before = joins
+
+
+def test_a_fork_whose_set_changes_while_its_image_is_made_is_in_its_copies_before_anybody_hears_of_it():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, child_key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+        _changes_its_set_before_its_image_is_given(world, a, child_key)
+        async with a.creating.of_past(child_key, parent.record(), parent) as child:
+            a.service.held.add(child.engine_id)
+        world.kill("a")
+        again, _ = await get(world, "b", child_key, must_exist=True)
+        assert again.ledger == parent.ledger
+
+    run(steps, lambda: World("x"))
+
+
+def test_a_checkpoint_that_is_made_while_its_sessions_set_changes_is_in_its_copies_before_anybody_hears_of_it():
+    async def steps(world: World) -> None:
+        session = await turn(world, "a", 1, 2, 3)
+        a = world.replicas["a"]
+        session.fork_points.append(replace(session.fork_points[-1], name="here"))
+        _changes_its_set_before_its_image_is_given(world, a, KEY)
+        await a.keeper.copies.recorded(session)
+        world.kill("a")
+        again, _ = await get(world, "b", must_exist=True)
+        assert [point.name for point in again.fork_points] == [None, "here"]
+
+    run(steps, lambda: World("x"))
+
+
+def test_a_fork_that_is_lost_while_its_image_is_made_is_refused():
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, child_key = world.replicas["a"], SessionKey(KEY.tenant, "child")
+
+        async def lost(command: Command) -> None:
+            held = a.keeper.held(child_key)
+            if isinstance(command, Export) and held is not None:
+                a.keeper._lose(held)
+
+        a.service.before = lost
+        with pytest.raises(RequestError) as caught:
+            async with a.creating.of_past(child_key, parent.record(), parent):
+                pass
+        assert caught.value.refused.code == "session_unavailable"
+
+    run(steps)
+
+
+def test_what_a_session_begins_with_is_durable_before_its_first_turn(monkeypatch: pytest.MonkeyPatch):
+    durable: list[Session] = []
+
+    async def made_durable(_: DurableCopies, session: Session) -> None:
+        durable.append(session)
+
+    async def steps(world: World) -> None:
+        a = world.replicas["a"]
+        parent = await turn(world, "a", 1, 2, 3)
+        hidden = await a.creating.empty(SessionKey(KEY.tenant, "hidden"), alone=True)
+        monkeypatch.setattr(DurableCopies, "turn_ended", made_durable)
+        async with a.creating.of_past(SessionKey(KEY.tenant, "child"), parent.record(), parent) as child:
+            pass
+        imported = await a.creating.imported(SessionKey(KEY.tenant, "imported"), packed(parent.record(), False))
+        async with a.creating.of_past(SessionKey(KEY.tenant, "its child"), parent.record(), hidden):
+            pass
+        await a.creating.empty(SessionKey(KEY.tenant, "empty"))
+        assert durable == [child, imported] and all(one.free for one in durable)
 
     run(steps)
 
@@ -183,6 +273,71 @@ def test_an_import_whose_client_goes_away_leaves_the_name_free():
         assert await a.link.locate(KEY) is None and a.keeper.held(KEY) is None
         a.service.before = None
         assert (await a.creating.imported(KEY, document)).free
+
+    run(steps)
+
+
+@pytest.mark.parametrize("far", ["asked", "granted", "sealed"])
+@pytest.mark.parametrize("how", ["made", "begun", "imported", "forked"])
+def test_a_name_whose_client_goes_away_while_it_is_taken_is_free(how: str, far: str, monkeypatch: pytest.MonkeyPatch):
+    async def steps(world: World) -> None:
+        parent = await turn(world, "a", 1, 2, 3)
+        a, name, reached = world.replicas["a"], SessionKey(KEY.tenant, "new"), asyncio.Event()
+
+        async def taken() -> None:
+            if how == "made":
+                await a.creating.empty(name)
+            elif how == "begun":
+                await a.keeper.acquire(name, None, must_exist=False)
+            elif how == "imported":
+                await a.creating.imported(name, packed(SessionRecord("x", (1, 2)), True))
+            else:
+                async with a.creating.of_past(name, parent.record(), parent):
+                    pass
+
+        async def endless(claim: Claim, answered: Any = a.link.claim) -> Any:
+            if reached.is_set():
+                return await answered(claim)
+            if far == "granted":
+                await answered(claim)
+            reached.set()
+            await asyncio.sleep(1e9)
+
+        if far == "sealed":
+            world.away.update("xy")
+        else:
+            monkeypatch.setattr(a.link, "claim", endless)
+        taking = asyncio.create_task(taken())
+        if far == "sealed":
+            await until(lambda: name in a.owned._owned and a.owned._owned[name].owner.grant is not None)
+        else:
+            await reached.wait()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        world.away.clear()
+        async with asyncio.timeout(5):
+            while a.keeper.getting.of(name).locked() or name in a.owned._owned or await a.link.locate(name) is not None:
+                await asyncio.sleep(0.01)
+        assert (await world.replicas["b"].creating.empty(name)).free
+
+    run(steps)
+
+
+def test_a_session_whose_client_goes_away_while_it_is_taken_over_is_there_still():
+    async def steps(world: World) -> None:
+        before = await turn(world, "a", 1, 2, 3)
+        world.kill("a")
+        b = world.replicas["b"]
+        world.away.update("xy")
+        taking = asyncio.create_task(get(world, "b", must_exist=True))
+        await until(lambda: KEY in b.owned._owned and b.owned._owned[KEY].owner.grant is not None)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        world.away.clear()
+        await until(lambda: not b.keeper.getting.of(KEY).locked() and KEY not in b.owned._owned)
+        assert (await get(world, "b", must_exist=True))[0].ledger == before.ledger
 
     run(steps)
 

@@ -49,7 +49,7 @@ class FakeKeeper:
 
 def running(keeper: FakeKeeper, test: Callable[[Drainer], Coroutine[Any, Any, None]], now: list[float]) -> None:
     async def run() -> None:
-        await test(Drainer(keeper, lambda: now[0]))  # pyright: ignore[reportArgumentType]
+        await test(Drainer("me", keeper, lambda: now[0]))  # pyright: ignore[reportArgumentType]
 
     asyncio.run(run())
 
@@ -83,14 +83,16 @@ def test_who_reaches_a_replica_that_goes_is_sent_on_when_the_session_is_there():
     keeper.stuck.add("stuck")
 
     async def test(drainer: Drainer) -> None:
-        assert await drainer.sent_on(SessionKey("t", "held")) is None, "nobody said anything yet"
+        assert await drainer.sent_on(SessionKey("t", "held"), "me") is None, "nobody said anything yet"
         drainer.told(Drain(TO))
         key = SessionKey("t", "held")
-        assert await drainer.sent_on(key) == rendezvous(str(key), TO)[0]
+        assert await drainer.sent_on(key, "me") == rendezvous(str(key), TO)[0]
         assert keeper.held(key) is None, "it is there when its client is sent on"
-        assert await drainer.sent_on(SessionKey("t", "unknown")) in TO
+        assert await drainer.sent_on(SessionKey("t", "unknown"), None) in TO
+        assert await drainer.sent_on(SessionKey("t", "unknown"), "a") in TO
+        assert await drainer.sent_on(SessionKey("t", "unknown"), "me") is None, "whoever else is asked names this one"
         assert drainer.destination("no session") in TO
-        assert await drainer.sent_on(SessionKey("t", "stuck")) is None, "it is served here as long as it is here"
+        assert await drainer.sent_on(SessionKey("t", "stuck"), "me") is None, "it is served here as long as it is here"
 
     running(keeper, test, [0.0])
 
@@ -135,7 +137,7 @@ async def leaves(place: Place) -> None:
 
     replica = EngineReplica.__new__(EngineReplica)
     replica._id, replica._keeper, replica._service = place.replica.name, place.keeper, place.service
-    replica._turns, replica._drainer = place.desk._table, Drainer(place.keeper)
+    replica._turns, replica._drainer = place.desk._table, Drainer(place.replica.name, place.keeper)
     replica._cluster = SimpleNamespace(staying=staying)  # pyright: ignore
     replica._started, replica._expiring = True, asyncio.create_task(asyncio.sleep(60))
     await replica.__del__()

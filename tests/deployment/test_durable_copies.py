@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from deployment import durable_copies
 from deployment.durable_copies import DurableCopies
 from deployment.engine.durability import open_tier
 from deployment.engine.service import EngineService
-from deployment.ownership.words import Epoch, Order
+from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.publication_orders import PUBLICATIONS, logged_at, published_as
 from deployment.session import Session
+from deployment.whole_documents import SLICE_BYTES
 from state.document import open_document
 from state.durable import DurableTier
 from state.publication_policy import IDLE_SECONDS
@@ -25,10 +27,12 @@ from tests.engine.tiny import tiny_models, tiny_options
 BUDGET = 1 << 30
 
 
+@pytest.mark.parametrize("slice_bytes", [SLICE_BYTES, 500])
 def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the_first_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ):
     """The log stands still between a turn's end and the session's rest: both are written, one after the other."""
+    monkeypatch.setattr(durable_copies, "SLICE_BYTES", slice_bytes)
     options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
     now = [0.0]
 
@@ -54,6 +58,42 @@ def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the
     with caplog.at_level(logging.WARNING):
         asyncio.run(steps())
     assert not caplog.records
+
+
+def test_a_session_that_others_evict_before_it_rests_keeps_its_state_there_and_is_not_written_again_and_again(
+    tmp_path: Path,
+):
+    options = replace(tiny_options("none", images=2, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
+    now = [0.0]
+
+    async def steps() -> None:
+        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
+        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
+        copies.start()
+        tier = open_tier(str(tmp_path), BUDGET)
+        try:
+            for turn in range(2):
+                await grown(service, session, 20)
+                session.order += 3
+                await copies.turn_ended(session)
+                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+            (_, state), evicted = frontier(tier), service.was_evicted
+            for number in range(12):
+                other = Session(SessionKey("a" * 64, f"other {number}"), Epoch(1, 2), (number % 7, 1 + number // 7))
+                await grown(service, other, 60)
+            assert evicted(session.engine_id) and 0 < state < session.frontier
+            for _ in range(3):
+                now[0] += IDLE_SECONDS
+                await copies.publish_idle(lambda key: session)
+                await until(lambda: not copies._on_the_way, "an outcome")
+        finally:
+            service.close()
+        publication = tier.latest(KEY)
+        assert publication is not None and frontier(tier) == (len(session.ledger), state)
+        assert max(at for _, at in copies.checkpoints(KEY)) == state
+        assert publication[0] == published_as(Order(session.epoch, session.order), 1)
+
+    asyncio.run(steps())
 
 
 def frontier(tier: DurableTier) -> tuple[int, int]:

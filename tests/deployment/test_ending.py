@@ -19,7 +19,7 @@ from state.durable import DurableTier
 from state.errors import StoreError
 from state.session_record import SessionRecord
 from tests.deployment.in_process import Replica, World, packed
-from tests.deployment.keeping import KEY, Running, get, refused, run, turn
+from tests.deployment.keeping import KEY, Running, get, refused, run, turn, until
 from tests.ownership.fake_storage import FakeValues
 from tests.state.stores import Clock, MemoryStore, open_tier, publish
 
@@ -257,6 +257,44 @@ def test_deletes_that_come_at_once_are_one_and_cancel_the_turn_that_runs():
         keeper = world.replicas["a"].keeper
         await asyncio.gather(keeper.ending.delete(session, 1.0), keeper.ending.delete(session, 1.0))
         assert running.cancels == 1 and await world.replicas["a"].link.locate(KEY) is None
+
+    run(steps)
+
+
+@pytest.mark.parametrize("where", ["the durable tier", "the log"])
+def test_a_delete_whose_client_leaves_is_done_to_its_end(where: str):
+    tier = open_tier(MemoryStore(), Clock())
+
+    async def steps(world: World) -> None:
+        await durable_session(world, tier)
+        a = world.replicas["a"]
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def durably(key: SessionKey, epoch: Epoch) -> None:
+            tier.delete(key, epoch)
+            await held_up()
+
+        async def buried(key: SessionKey, at: float, bury: Any = a.keeper.ending.bury) -> None:
+            await bury(key, at)
+            await held_up()
+
+        async def held_up() -> None:
+            reached.set()
+            await goes_on.wait()
+
+        if where == "the log":
+            a.keeper.ending.bury = buried
+        else:
+            a.keeper._durable.delete = durably
+        deleting = asyncio.create_task(delete(world, "a"))
+        await reached.wait()
+        deleting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deleting
+        goes_on.set()
+        await until(lambda: not a.keeper._sessions and not a.service.held)
+        assert a.keeper.held(KEY) is None
+        await ended_everywhere(world, tier)
 
     run(steps)
 

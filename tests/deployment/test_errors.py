@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 import threading
@@ -17,6 +18,7 @@ from ray.exceptions import RayActorError
 from deployment.anthropic_messages.format import refusal as messages_refusal
 from deployment.engine import errors as engine
 from deployment.errors import STATUS_OF_CODE, Refused
+from deployment.ingress import api
 from deployment.refusal import refusal
 from deployment.replica import EngineReplica
 from tests.deployment.serving import serving
@@ -59,11 +61,12 @@ def test_each_refusal_is_in_the_table_of_the_documentation():
     assert len(rows) > 30 and raised() <= rows, raised() - rows
 
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error",
-         405: "invalid_request_error", 409: "conflict_error", 410: "invalid_request_error",
-         413: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
-         503: "unavailable_error"}  # fmt: skip
-OF_MESSAGES = {400: (400, "invalid_request_error"), 401: (401, "authentication_error"), 404: (404, "not_found_error"),
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+         404: "invalid_request_error", 405: "invalid_request_error", 409: "conflict_error",
+         410: "invalid_request_error", 413: "invalid_request_error", 422: "invalid_request_error",
+         429: "rate_limit_error", 500: "server_error", 503: "unavailable_error"}  # fmt: skip
+OF_MESSAGES = {400: (400, "invalid_request_error"), 401: (401, "authentication_error"),
+               403: (403, "permission_error"), 404: (404, "not_found_error"),
                405: (405, "invalid_request_error"), 409: (400, "invalid_request_error"),
                410: (400, "invalid_request_error"), 413: (413, "request_too_large"),
                422: (400, "invalid_request_error"), 429: (429, "rate_limit_error"), 500: (500, "api_error"),
@@ -127,6 +130,19 @@ def test_what_is_wrong_with_a_request_is_said(
     answer = client.request(method, path, **asked)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"], error["type"]) == (status, code, param, TYPES[status])
+
+
+def test_a_prefix_of_the_application_changes_no_refusals_form(client: httpx.Client):
+    """Serve leaves the prefix in the path, and names it beside."""
+
+    async def refused(path: str) -> Any:
+        transport = httpx.ASGITransport(api, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
+            return (await asking.post(f"/llm{path}", json={})).json()
+
+    assert asyncio.run(refused("/v1/messages"))["type"] == "error"
+    assert asyncio.run(refused("/v1/messages/count_tokens"))["type"] == "error"
+    assert asyncio.run(refused("/v1/chat/completions"))["error"]["param"] == "messages"
 
 
 def test_a_key_that_was_used_with_another_body_is_refused(client: httpx.Client):

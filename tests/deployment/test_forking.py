@@ -36,9 +36,12 @@ async def heard(place: Place, key: SessionKey, text: str, mode: Any = "append", 
     return await told(await begun(place, key, text, mode, tokens))
 
 
-async def begun(place: Place, key: SessionKey, text: str, mode: Any = "append", tokens: int = 10) -> HeldTurn:
+async def begun(
+    place: Place, key: SessionKey, text: str, mode: Any = "append", tokens: int = 10, **how: Any
+) -> HeldTurn:
     message = {"role": "user", "content": text}
-    return await place.begin(TurnRequest(f"{next(_turns):032x}", mode, (message,), key, max_tokens=tokens, **HOW))
+    how = {**HOW, **how}
+    return await place.begin(TurnRequest(f"{next(_turns):032x}", mode, (message,), key, max_tokens=tokens, **how))
 
 
 async def say(place: Place, key: SessionKey, text: str, mode: Any = "append") -> tuple[int, ...]:
@@ -86,6 +89,23 @@ def test_a_fork_of_the_past_goes_on_as_its_parent_did_with_the_state_that_was_th
                 assert ids_of(events) == second
                 assert opened(events).reused >= first.frontier
             assert await say(a, KEY, "Thanks.") and len(session.turns) == 3, "the parent is as it was"
+
+    run(steps)
+
+
+def test_a_seed_is_a_turns_so_that_a_fork_says_what_its_parent_did_by_the_same_one_and_draws_its_own_without():
+    async def steps() -> None:
+        async with places() as (_, (a, _b)):
+            await say(a, KEY, "My locker code is 4172.", "history")
+            begin = a.session.turns[0]
+            asked = "Tell me a story."
+            how: Any = {"temperature": 2.0}
+            drawn = await told(await begun(a, KEY, asked, seed=None, **how))
+            seed = a.session.turns[1].seed
+            assert opened(drawn).seed == seed != begin.seed == HOW["seed"]
+            keeps, draws = [await fork(a, ForkAt(turn=begin.id)) for _ in range(2)]
+            assert ids_of(await told(await begun(a, keeps, asked, seed=seed, **how))) == ids_of(drawn)
+            assert opened(await told(await begun(a, draws, asked, seed=None, **how))).seed != seed
 
     run(steps)
 

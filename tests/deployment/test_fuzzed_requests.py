@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
+from deployment.engine.commands import Inspect
+from deployment.engine.events import Facts
 from deployment.openapi.operations import OPERATIONS
+from deployment.turn_table import KEPT_SECONDS
 from state.session_manifest import SESSION_FIELDS
-from tests.deployment.serving import serving
+from tests.deployment.serving import Served, served
 from tests.state.altering import altered
 from tests.state.blobs import Parts, put_together, take_apart
 
@@ -46,8 +53,44 @@ def cases(number: int) -> Callable[[Any], Any]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with serving() as url, httpx.Client(base_url=url, timeout=60) as client:
+    """All that these tests leave behind are sessions, by whatever name: without them everything is as it was."""
+    with served() as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        before = held(server)
         yield client
+        leave(server, client)
+        seen = eventually(lambda: held(server), before)
+        assert seen == before
+
+
+def held(server: Served) -> dict[str, Any]:
+    """What requests may take hold of."""
+    facts = asyncio.run(server.replica._service.call(Inspect("held")))
+    assert isinstance(facts, Facts)
+    metrics = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+        for sample in family.samples
+        if sample.name in ("dflash_sessions", "dflash_turns_open")
+    }
+    return metrics | facts.facts | {"turns": server.replica._turns.running, "arrivals": len(server.replica._arrivals)}
+
+
+def leave(server: Served, client: httpx.Client) -> None:
+    """What clients can delete; then what goes by itself once enough time has passed, or enough else has come."""
+    for session in client.get("/v1/sessions").json()["data"]:
+        client.delete(f"/v1/sessions/{quote(session['id'], safe='')}").raise_for_status()
+    hinted = server.replica._desk._hinted
+    hinted._kept = 0
+    asyncio.run(hinted.engine_id("", "the last one"))
+    server.replica._keyed._unix = lambda: time.time() + KEPT_SECONDS
+
+
+def eventually(now: Callable[[], Any], wanted: Any) -> Any:
+    """What there is by then, or after a while."""
+    deadline = time.monotonic() + 20
+    while (seen := now()) != wanted and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return seen
 
 
 def answered(client: httpx.Client, method: str, path: str, **asked: Any) -> httpx.Response:
@@ -117,6 +160,23 @@ def made(client: httpx.Client, path: str) -> dict[str, str]:
     turn = client.post("/v1/sessions/known/turns", json=said).headers["x-turn-id"]
     point = client.post("/v1/sessions/known/checkpoints").json()["name"]
     return {"name": "known", "turn": turn, "checkpoint": point}
+
+
+# ------------------------------------------------------------------------------------------------ clients that leave
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/sessions/left/turns", "/v1/messages", "/v1/responses"])
+def test_a_client_that_leaves_at_any_moment_leaves_nothing(client: httpx.Client, path: str):
+    """What that might be is looked for when all is over."""
+    client.post("/v1/sessions", json={"id": "left"})
+    said = {"role": "user", "content": "Count from 3 to 99."}
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {"input": [said]} if path == "/v1/responses" else {"messages": [said]}
+    for lines in (0, 1, 2, 5, 9):
+        with client.stream("POST", path, json=asked | {"model": "demo", "stream": True, limit: 400}) as answer:
+            assert answer.status_code == 200
+            for _ in zip(answer.iter_lines(), range(lines), strict=False):
+                pass
 
 
 # ------------------------------------------------------------------------------------------------ documents

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from deployment.engine.commands import Submit
+from deployment.engine.commands import Submit, Suspend
+from deployment.errors import RequestError
 from deployment.held_turn import HeldTurn
 from deployment.keyed_expiry import KeyedExpiry
 from deployment.keyed_turns import KEYED, is_keyed, with_session
@@ -20,7 +21,7 @@ from deployment.ownership.messages import Placed
 from deployment.ownership.words import NOTHING, SessionKey
 from deployment.session import Session
 from deployment.turn_table import KEPT_SECONDS
-from deployment.wire import Delta, Opened, Route, TokenFact, TurnEvent, TurnRequest
+from deployment.wire import Closed, Delta, Moved, Opened, Route, TokenFact, TurnEvent, TurnRequest
 from tests.deployment.in_process import World
 from tests.deployment.places import Place, asked, ids_of, images, places, run, told, undisturbed
 from tests.state.samples import TURN
@@ -54,12 +55,13 @@ def same(events: list[TurnEvent], request: TurnRequest) -> bool:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"key": SessionKey(TENANT, "s")}, {"idempotency_key": None}, {"n": 2}, {"mode": "prompt", "echo": True}]
+    "fields",
+    [{"key": SessionKey(TENANT, "s")}, {"idempotency_key": None}, {"mode": "prompt", "echo": True, "logprobs": 0}],
 )
-def test_only_a_turn_of_one_choice_with_a_key_and_no_session_gets_one_unless_its_prompt_is_told(fields: dict[str, Any]):
+def test_only_a_turn_with_a_key_and_no_session_gets_one_unless_its_prompt_is_scored(fields: dict[str, Any]):
     request = replace(asked(), **{"key": None, "idempotency_key": "k", **fields})
     assert with_session(request) is request
-    other = with_session(replace(asked(), key=None, idempotency_key="k"))
+    other = with_session(replace(asked(), key=None, idempotency_key="k", n=2, echo=True))
     assert other.key is not None and is_keyed(other.key) and other.key.tenant == TENANT
     assert with_session(replace(other, key=None, tenant="u" * 64)).key != other.key
     assert " " in KEYED, "a client's names have none"
@@ -107,6 +109,101 @@ def test_a_text_completion_that_is_asked_for_again_after_its_replicas_death_is_t
             assert ids_of(first) == ids_of(events[0]) == ids_of(events[1]) == expected
             scored = [[one.logprobs for one in turn if isinstance(one, Delta)] for turn in (first, *events)]
             assert scored[0] and list(map(_joined, scored)) == [_joined(scored[0])] * 3
+
+    run(steps)
+
+
+def session_of(place: Place, request: TurnRequest) -> Session:
+    assert request.key is not None
+    session = place.keeper.held(request.key)
+    assert session is not None
+    return session
+
+
+def said(events: list[TurnEvent], n: int) -> list[tuple[int, ...]]:
+    """The ids of each choice."""
+    return [ids_of([one for one in events if isinstance(one, Delta) and one.choice == choice]) for choice in range(n)]
+
+
+def test_choices_go_on_after_their_replicas_death_each_with_what_was_published_of_it():
+    """The first one ends long before the others, so that of one turn some choices are over and others run."""
+    how: dict[str, Any] = {"n": 3, "temperature": 1.2, "ignore_eos": False, "logprobs": 1, "seed": 5}
+
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            alone = await told(await a.begin(replace(keyed("k", **how), key=None, idempotency_key=None)))
+            expected, ends = said(alone, 3), [one for one in alone if isinstance(one, Closed)]
+            assert len(set(expected)) == 3 and len({len(ids) for ids in expected}) > 1, "they end together"
+            request = keyed("k", **how)
+            held = await a.begin(request)
+            before: list[TurnEvent] = []
+            async for one in held.read():
+                before.append(one.event)
+                if isinstance(one.event, Closed):
+                    break
+            cut = said(before, 3)
+            assert any(ids and len(ids) < len(whole) for ids, whole in zip(cut, expected, strict=True))
+            assert session_of(a, request).running is held, "it is over with its last choice"
+            a.die()
+            asked_of_b = submitted(b)
+            again = await b.begin(keyed("k", **how))
+            assert again.id == request.turn
+            events = await told(again)
+            assert isinstance(events[0], Opened) and events[0].choices == 3
+            assert said(events, 3) == expected and 0 < len(asked_of_b) < 3
+            assert any(submit.resumed is not None for submit in asked_of_b)
+            closed = [one for one in events if isinstance(one, Closed)]
+            assert {(one.choice, one.finish_reason) for one in closed} == {(e.choice, e.finish_reason) for e in ends}
+            scores = [fact for one in events if isinstance(one, Delta) for fact in one.logprobs]
+            assert len(scores) == sum(map(len, expected))
+            session = session_of(b, request)
+            assert session.running is None
+            assert [(turn.id, turn.idempotency_key) for turn in session.turns] == [(request.turn, "k")]
+
+    run(steps)
+
+
+def test_choices_that_are_over_are_told_after_their_replicas_death():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            request = keyed("k", n=2)
+            first = await told(await a.begin(request))
+            session = session_of(a, request)
+            assert session.running is None and len(session.turns) == 1
+            a.die()
+            asked_of_b = submitted(b)
+            again = await b.begin(keyed("k", n=2))
+            assert again.id == request.turn and said(await told(again), 2) == said(first, 2)
+            assert not asked_of_b
+            with pytest.raises(RequestError, match="another body"):
+                await b.begin(keyed("k", n=3))
+
+    run(steps)
+
+
+def test_choices_of_a_running_turn_move_together():
+    async def steps() -> None:
+        async with places() as (_, (a, b)):
+            expected = said(await told(await a.begin(replace(keyed("k", n=2), key=None, idempotency_key=None))), 2)
+            request = keyed("k", n=2)
+            held = await a.begin(request)
+            reading = asyncio.create_task(told(held))
+            while min(map(len, said(await told(held, tokens=6), 2))) < 1:
+                await asyncio.sleep(0)
+            session = session_of(a, request)
+            call, stood = a.service.call, set[str]()
+
+            async def noted(command: Any) -> Any:
+                if isinstance(command, Suspend):
+                    stood.add(command.turn)
+                return await call(command)
+
+            a.service.call = noted
+            assert await a.keeper.move(session, b.replica.name)
+            assert isinstance((await reading)[-1], Moved)
+            assert stood == {request.turn, f"{request.turn}.1"}
+            there = await b.desk.find(Route("x"), session.key, request.turn)
+            assert isinstance(there, HeldTurn) and said(await told(there), 2) == expected
 
     run(steps)
 
@@ -206,6 +303,27 @@ def test_a_tenants_large_turn_costs_no_other_tenant_its_own():
         run(lambda: steps(world))
 
 
+def test_what_is_left_where_a_keyed_turn_never_began_ends_once_it_was_seen_twice():
+    async def steps(world: World) -> None:
+        world.start()
+        a = world.replicas["a"]
+        expiry = KeyedExpiry(a.keeper, a.link, ROOM)
+        left, again, moves = (SessionKey("t" * 64, f"{KEYED}{name}") for name in ("left", "again", "moves"))
+        for key in (left, again, moves):
+            await a.keeper.acquire(key, None, must_exist=False)
+        await expiry.end_empty()
+        assert [one.key for one in a.keeper.all()] == [left, again, moves], "its turn may be about to begin"
+        kept, moving = a.keeper.held(again), a.keeper.held(moves)
+        assert kept is not None and moving is not None
+        kept.turns, moving.moving = [TURN], True
+        await expiry.end_empty()
+        assert [one.key for one in a.keeper.all()] == [again, moves]
+        assert await a.link.locate(left) is None
+
+    with closing(World("x")) as world:
+        run(lambda: steps(world))
+
+
 def test_a_turn_that_cannot_be_taken_over_keeps_none_from_its_end():
     class Torn:
         async def unowned(self, beginning: str) -> tuple[Placed, ...]:
@@ -230,13 +348,11 @@ def test_a_running_turn_with_a_key_moves_and_its_reader_hears_all_of_it():
             reading = asyncio.create_task(told(held))
             while len(ids_of(await told(held, tokens=3))) < 3:
                 pass
-            assert request.key is not None
-            session = a.keeper.held(request.key)
-            assert session is not None
+            session = session_of(a, request)
             movement = await a.keeper.move(session, b.replica.name)
             assert movement is not None and movement.bytes_ahead == 0, "the engine keeps no state of it"
             await reading
-            there = await b.desk.find(Route("x"), request.key, request.turn)
+            there = await b.desk.find(Route("x"), session.key, request.turn)
             assert isinstance(there, HeldTurn) and same(await told(there), request)
 
     run(steps)

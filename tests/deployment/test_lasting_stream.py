@@ -158,6 +158,24 @@ def test_who_asked_again_for_a_turn_that_runs_follows_that_turn(key: SessionKey 
     assert (method, turn) == ("follow_turn", TURN)
 
 
+@pytest.mark.parametrize("read", [lambda fake: taken(fake, asked()), followed], ids=["begun", "followed"])
+def test_two_replicas_that_name_each_other_are_asked_again_after_a_pause(read: Any, monkeypatch: pytest.MonkeyPatch):
+    """As when one that is about to go is the owner of what it does not hold: by its own word, or by nobody's name."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float, sleep: Any = asyncio.sleep) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("deployment.lasting_stream.asyncio.sleep", sleep)
+    monkeypatch.setattr("deployment.lasting_stream.AGAIN_SECONDS", 0.125)
+    circle = [[NotHere("", "r2")], [NotHere("r2", "r1")]]
+    fake = Fake(*circle, *circle, [opened(), delta(5, 0), closed()])
+    assert read(fake) == [opened().event, delta(5, 0).event, closed().event]
+    assert [route.replica for _, route, _ in fake.calls] == ["r1", "r2", "r1", "r2", "r1"]
+    assert pauses.count(0.125) == 2, "one that is named and was not asked is asked at once"
+
+
 def test_a_turn_that_is_lost_before_it_published_anything_is_followed_from_its_beginning():
     fake = Fake([opened(), LOST], [LOST], [opened("r2"), delta(5, 0), closed()])
     assert taken(fake, asked()) == [opened().event, delta(5, 0).event, closed().event]
@@ -328,7 +346,8 @@ def test_choices_that_are_over_are_not_told_again_when_the_others_go_on():
 def test_a_turn_that_is_lost_before_its_first_round_is_no_repeated_request():
     told = [delta(5 + choice, 0, choice, n=2, rounds=True) for choice in (0, 1)]
     fake = Fake([opened(n=2), LOST], [opened("r2", n=2), *told, closed(0), closed(1)])
-    assert taken(fake, asked(None, n=2, idempotency_key="k"))[1:3] == [one.event for one in told]
+    scored = asked(None, n=2, idempotency_key="k", echo=True, logprobs=0)
+    assert taken(fake, scored)[1:3] == [one.event for one in told]
     assert fake.calls[1][2][0].resumed == ((), ()), "the key must not lead to the turn that was lost"
 
 
@@ -338,3 +357,21 @@ def test_a_turn_with_a_key_is_followed_in_a_session_of_its_own():
     (first, _, (begun,)), (second, _, (key, turn, _)) = fake.calls
     assert (first, second) == ("take_turn", "follow_turn") and (key, turn) == (begun.key, TURN)
     assert is_keyed(key) and key.tenant == begun.tenant
+
+
+def test_choices_of_a_turn_with_a_key_are_followed_from_the_beginning_and_each_goes_on_where_it_was():
+    """How the events of several follow each other is another matter at each replica."""
+
+    def one(choice: int, at: int) -> Told:
+        return delta(5 + choice, at, choice, n=2)
+
+    fake = Fake(
+        [opened(n=2), one(0, 0), one(1, 0), one(0, 1), closed(0), LOST],
+        [opened("r2", n=2), one(1, 0), one(1, 1), one(0, 0), one(0, 1), closed(0), LOST],
+        [opened("r3", n=2), one(0, 0), one(0, 1), closed(0), one(1, 0), one(1, 1), one(1, 2), closed(1)],
+    )
+    assert taken(fake, asked(None, n=2, idempotency_key="k")) == [
+        opened(n=2).event, one(0, 0).event, one(1, 0).event, one(0, 1).event, closed(0).event, one(1, 1).event,
+        one(1, 2).event, closed(1).event,
+    ]  # fmt: skip
+    assert [(method, args[2]) for method, _, args in fake.calls[1:]] == [("follow_turn", None)] * 2

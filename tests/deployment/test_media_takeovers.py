@@ -32,6 +32,9 @@ class Prompts:
         ids, media = FIRST
         return Prompt(ids, len(ids) - 1, media=media)
 
+    async def in_session(self, prompt: Prompt, session: Session) -> Prompt:
+        return prompt
+
     async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         ids, media = longer(session.ledger, session.media)
         return Prompt(ids, len(ids) - 1, media=media)

@@ -246,8 +246,9 @@ BAD = base64.b64encode(b"no image at all").decode()
 def test_an_image_that_is_none_is_named_by_where_its_request_has_it(
     seeing: Seeing, name: str, said: dict[str, Any], field: str
 ):
+    limit = "max_output_tokens" if name == "responses" else "max_tokens"
     with serving(seeing.service) as server:
-        answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", "max_tokens": 4, **said}, timeout=60)
+        answer = httpx.post(f"{server}/v1/{name}", json={"model": "demo", limit: 4, **said}, timeout=60)
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400 and message.startswith(f"{field}: "), message
 

@@ -20,7 +20,8 @@ from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_calls import Replicas
 from deployment.replica_watch import ReplicaLost, ReplicaWatch
 from deployment.session_api import SessionApi
-from deployment.wire import Adopted, NotHere, Received, Route, Told, TurnRequest
+from deployment.token_api import TokenApi
+from deployment.wire import Adopted, Encoded, NotHere, Received, Route, Told, TurnRequest
 
 
 def fleet(*replicas: Callable[[], Awaitable[Any]]) -> Any:
@@ -132,6 +133,30 @@ def test_a_question_that_changes_nothing_is_asked_of_another_where_an_unknown_on
             return await Replicas(engine, cast(Any, SimpleNamespace(staying=staying))).ask_any("show", "x")
 
     assert asyncio.run(scenario()) == "shown" and asked == [None, "b"]
+
+
+def test_a_prompt_that_takes_long_to_encode_is_encoded_once_while_its_replica_lives(monkeypatch: pytest.MonkeyPatch):
+    for module in ("replica_calls", "replica_watch"):
+        monkeypatch.setattr(f"deployment.{module}.SILENT_SECONDS", 0.02)
+    asked: list[str | None] = []
+
+    async def encode(route: Route, turn: TurnRequest, wanted: str) -> Encoded:
+        asked.append(route.replica)
+        await asyncio.sleep(0.2)
+        return Encoded(3, 4)
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        return ("b",)
+
+    async def is_lost(replica: str) -> bool:
+        return False
+
+    async def scenario() -> int:
+        engine: Any = SimpleNamespace(encode=SimpleNamespace(remote=encode))
+        replicas = Replicas(engine, cast(Any, SimpleNamespace(staying=staying, is_lost=is_lost)))
+        return await TokenApi(replicas, cast(Any, None), "m").count(TurnRequest("a" * 32, "history", ()))
+
+    assert asyncio.run(scenario()) == 3 and asked == ["b"]
 
 
 async def _received(first: AsyncIterator[Any]) -> Any:

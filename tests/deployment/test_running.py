@@ -12,6 +12,7 @@ from deployment.answer import Choices
 from deployment.body_reading import parse
 from deployment.chat_format import ChatFormat
 from deployment.engine.commands import Sampling, Submit
+from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Started
 from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
@@ -122,15 +123,19 @@ def test_queue_seconds_of_a_body_are_how_long_its_turn_waits_for_a_lane():
 
 
 class Keeper:
-    """Notes what it is asked to copy or to forget; `fenced`: the session has another owner by then."""
+    """Notes what it is asked to copy or to forget; `fenced`: the session has another owner by then. `error`: what a
+    copy raises in its place."""
 
-    def __init__(self, fenced: bool = False) -> None:
+    def __init__(self, fenced: bool = False, error: Exception | None = None) -> None:
         self.asked: list[str] = []
         self.fenced = fenced
+        self.error = error
         self.copies = self.ending = self
 
     async def turn_ended(self, session: Session) -> None:
         self.asked.append("copy")
+        if self.error is not None:
+            raise self.error
         if self.fenced:
             raise RequestError(409, "session_moved", "somebody else has it")
 
@@ -214,6 +219,32 @@ def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again()
 
     refused = asyncio.run(scenario())
     assert isinstance(refused, Refused) and refused.param == "max_tokens" and keeper.asked == ["abandon"]
+
+
+@pytest.mark.parametrize("error", [RequestError(503, "session_unavailable", "no"), EngineError("overloaded", "no")])
+def test_a_turn_that_was_told_whole_is_over_and_well_whatever_becomes_of_its_copy(error, caplog):
+    keeper = Keeper(error=error)
+
+    async def scenario() -> tuple[Session, list[TurnEvent]]:
+        service = EngineService(models("none"), options("none", images=2))
+        session = Session(SessionKey("t", "s"), Epoch(1, 1))
+        request = TurnRequest(turn="t", mode="history", messages=({"role": "user", "content": "Hello"},))
+        submit = Submit("t", PROMPT, max_tokens=5, ignore_eos=True, session=session.engine_id)
+        stream = stream_of(service, request)
+        try:
+            RunningTurn(
+                "r", "m", request, submit, Prompt(PROMPT, 1), session, service, cast(SessionKeeper, keeper), stream,
+                lambda last: None,
+            )  # fmt: skip
+            return session, await told(stream)
+        finally:
+            await asyncio.to_thread(service.close)
+
+    session, events = asyncio.run(scenario())
+    closed = events[-1]
+    assert isinstance(closed, Closed) and (closed.finish_reason, closed.completion_tokens) == ("length", 5)
+    assert keeper.asked == ["copy"] and [turn.finish_reason for turn in session.turns] == ["length"]
+    assert "no image of turn t, which is over" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ the interface

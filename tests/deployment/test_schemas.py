@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from deployment.anthropic_messages.schema import MessagesBody
 from deployment.body_reading import parse
+from deployment.completion_schema import CompletionBody
 from deployment.engine.commands import Grammar
 from deployment.errors import RequestError
 from deployment.json_reading import MAX_DEPTH, read_json
-from deployment.schemas import MigrateBody, TurnBody
+from deployment.openai_responses.schema import ResponsesBody
+from deployment.request_reading import Asking, completion_requests
+from deployment.schemas import TELL_ONLY, AnswerBody, MigrateBody, TurnBody
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -47,6 +52,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode"),
         ({"stop": ""}, "stop[0]"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a", 3]}, "stop[1]"),
@@ -109,6 +115,72 @@ def test_a_field_that_nobody_knows_is_ignored_but_not_one_that_would_change_the_
         parse(TurnBody, HELLO | {"guided_json": {}})
 
 
+KINDS: list[tuple[type[AnswerBody], dict[str, Any]]] = [
+    (CompletionBody, {"prompt": "3, 5,"}),
+    (ResponsesBody, {"input": "Hello"}),
+    (MessagesBody, HELLO | {"model": "demo", "max_tokens": 5}),
+]
+"""The other bodies that ask for an answer, and what each must have."""
+
+LACKING = [
+    (kind, needed, name)
+    for kind, needed in KINDS
+    for name in TurnBody.model_fields
+    if name not in kind.model_fields and name not in TELL_ONLY
+]
+
+
+@pytest.mark.parametrize(("kind", "needed", "name"), LACKING)
+def test_what_only_a_chat_honours_is_refused_by_name_elsewhere(
+    kind: type[AnswerBody], needed: dict[str, Any], name: str
+):
+    default = TurnBody.model_fields[name].get_default()
+    said = default if name != "messages" else None
+    assert parse(kind, needed | {name: said}) == parse(kind, needed), "what is left out"
+    with pytest.raises(RequestError) as caught:
+        parse(kind, needed | {name: "other"})
+    assert caught.value.refused.param == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed", "asked"),
+    [
+        (*KINDS[1], {"seed": 7}),
+        (*KINDS[1], {"stop": ["x"]}),
+        (*KINDS[1], {"top_k": 5}),
+        (*KINDS[1], {"n": True}),
+        (*KINDS[2], {"response_format": {"type": "json_object"}}),
+        (*KINDS[2], {"seed": 0}),
+        (*KINDS[2], {"guided_json": {}}),
+        (*KINDS[0], {"thinking_budget": 0}),
+    ],
+)
+def test_a_control_of_another_interface_is_refused(
+    kind: type[AnswerBody], needed: dict[str, Any], asked: dict[str, Any]
+):
+    with pytest.raises(RequestError) as caught:
+        parse(kind, needed | asked)
+    assert [caught.value.refused.param] == list(asked)
+
+
+@pytest.mark.parametrize(("kind", "needed"), KINDS)
+def test_values_that_ask_for_nothing_and_fields_that_nobody_knows_are_accepted_everywhere(
+    kind: type[AnswerBody], needed: dict[str, Any]
+):
+    neutral = {"n": 1, "stop": [], "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
+    told = {"stream_options": {"include_usage": True}, "user": "me", "temprature": 1}
+    body = parse(kind, needed | neutral | told)
+    assert body.model_dump(include={*needed}) == parse(kind, needed).model_dump(include={*needed})
+
+
+def test_a_text_completion_has_a_format_and_the_newer_name_of_its_budget():
+    body = parse(CompletionBody, {"prompt": "x", "response_format": {"type": "json_object"}})
+    assert body.grammar == Grammar("json_object") and body.wanted == 16
+    assert parse(CompletionBody, {"prompt": "x", "max_tokens": 5, "max_completion_tokens": 0}).wanted == 0
+    (turn,) = completion_requests(body, Asking("t"))
+    assert turn.grammar == Grammar("json_object")
+
+
 @pytest.mark.parametrize(
     ("asked", "thinks"),
     [
@@ -154,13 +226,30 @@ def test_a_response_format_becomes_a_grammar_that_keeps_the_order_of_its_propert
     assert grammar({"type": "text"}) is grammar(None) is None
 
 
-def test_a_schema_may_be_nested_deeper_than_the_rest_of_a_body():
-    def body(depth: int) -> bytes:
-        return b'{"response_format": ' + b'{"a": ' * depth + b"1" + b"}" * (depth + 1)
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1) if depth > 1 else 1}
 
-    read_json(body(60))
-    with pytest.raises(RequestError, match="response_format: is nested deeper than 64 levels"):
-        read_json(body(70))
+
+def called(block: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": [block]}]}
+
+
+@pytest.mark.parametrize("field", ["response_format", "tools", "text", "output_config"])
+def test_a_schema_may_be_nested_deeper_than_the_rest_of_a_body(field: str):
+    read_json(json.dumps({field: nested(60)}).encode())
+    with pytest.raises(RequestError, match=f"{field}: is nested deeper than 64 levels"):
+        read_json(json.dumps({field: nested(70)}).encode())
+
+
+def test_so_may_be_what_a_tool_was_called_with_and_no_other_block_of_a_message():
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": nested(50)}
+    read = parse(MessagesBody, {"model": "m", "max_tokens": 1, **read_json(json.dumps(
+        {"messages": [*called(block)["messages"], {"role": "user", "content": "x"}]}).encode())})  # fmt: skip
+    (call,) = read.chat["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == nested(50)
+    for other in (block | {"input": nested(70)}, block | {"type": "text"}, block | {"id": nested(50)}):
+        with pytest.raises(RequestError, match="messages: is nested deeper than"):
+            read_json(json.dumps(called(other)).encode())
 
 
 def test_extra_fields_of_a_message_reach_the_template():

@@ -63,6 +63,8 @@ def test_images_and_checks_are_the_engines_matter_and_a_negative_least_is_refuse
         AppArgs(image_min_tokens=-1)
     with pytest.raises(ValueError, match="image_min_tokens is -1"):
         replace(options, image_min_tokens=-1)
+    with pytest.raises(ValueError, match="images is -1, must not be negative"):
+        replace(options, images=-1)
 
 
 def test_whatever_an_engine_can_be_told_under_a_name_it_is_told_by_the_application():

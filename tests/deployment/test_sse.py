@@ -12,6 +12,7 @@ from deployment.answer import AnswerFormat, Choices
 from deployment.chat_format import ChatFormat
 from deployment.completion_format import CompletionFormat
 from deployment.errors import Refused
+from deployment.event_ids import EventId
 from deployment.last_call import REPLACED, Departing
 from deployment.sse import KEEP_ALIVE, chunks, kept_alive
 from deployment.wire import Closed, Delta, Opened, SessionFacts, TokenFact, Told, TurnEvent
@@ -27,6 +28,11 @@ EVENTS = [
 ]
 
 
+SEEN = EventId(TURN, 11, "0a0b0c0d")
+"""An event that its reader had on an earlier connection."""
+IN_A_SESSION = replace(OPENED, session=SessionFacts("s", "1.2", "none", 0, 10))
+
+
 async def told(events: list[TurnEvent]) -> AsyncGenerator[Told, None]:
     for number, event in enumerate(events, start=1):
         yield Told(f"id-{number}", event)
@@ -36,7 +42,7 @@ def written(shown: AnswerFormat, events: list[TurnEvent], **how: Any) -> list[tu
     """(id, document) of each event, in the stream's order."""
 
     async def collect() -> list[str]:
-        options = {"from_start": True, "usage": "never", **how}
+        options = {"after": None, "usage": "never", **how}
         return [part async for part in chunks(shown, told(events), **options)]
 
     parsed = []
@@ -59,7 +65,7 @@ def test_every_event_of_a_stream_has_an_id_and_empty_ones_are_not_sent():
 
 
 def test_whoever_goes_on_is_not_told_the_beginning_again():
-    parts = written(ChatFormat(OPENED), EVENTS[2:], from_start=False)
+    parts = written(ChatFormat(OPENED), EVENTS[2:], after=SEEN)
     assert [part["choices"][0]["delta"].get("content") for _, part in parts[:-1]] == ["lo", "�"]
 
 
@@ -113,26 +119,36 @@ def test_a_silent_stream_is_kept_alive_by_comments_and_loses_nothing():
     assert KEEP_ALIVE.startswith(":") and KEEP_ALIVE.endswith("\n\n")
 
 
-def departed(opened: Opened) -> list[str]:
+def departed(opened: Opened, *before: Told) -> list[str]:
     async def events() -> AsyncGenerator[Told | Departing, None]:
-        yield Told("id-1", EVENTS[0])
-        yield Told("id-2", EVENTS[1])  # nothing to show: its reader has not heard of it
+        for told in before:
+            yield told
         yield Departing()
 
     async def collect() -> list[str]:
-        return [part async for part in chunks(ChatFormat(opened), events(), from_start=False, usage="end")]
+        return [part async for part in chunks(ChatFormat(opened), events(), after=SEEN, usage="end")]
 
     return asyncio.run(collect())
 
 
+UNSEEN = Told("id-1", EVENTS[0]), Told("id-2", EVENTS[1])
+"""The second has nothing to show: its reader has not heard of it."""
+
+
 def test_a_connection_that_ends_before_its_turn_says_where_the_session_goes_on():
-    *_, last = departed(replace(OPENED, session=SessionFacts("s", "1.2", "none", 0, 10)))
+    *_, last = departed(IN_A_SESSION, *UNSEEN)
     name, place, data, *rest = last.split("\n")
     assert (name, place, rest) == ("event: resume", "id: id-1", ["", ""])
     assert json.loads(data.removeprefix("data: ")) == {"session": "s", "turn": TURN, "after": "id-1"}
 
 
+def test_whoever_had_been_told_something_before_is_sent_on_from_there_and_not_from_the_turns_start():
+    (only,) = departed(IN_A_SESSION)
+    _, place, data, *_ = only.split("\n")
+    assert place == f"id: {SEEN}" and json.loads(data.removeprefix("data: "))["after"] == str(SEEN)
+
+
 def test_a_connection_of_a_turn_that_nobody_can_follow_ends_with_an_error():
-    *_, last = departed(OPENED)
+    *_, last = departed(OPENED, *UNSEEN)
     place, data, *_ = last.split("\n")
     assert place == "id: id-1" and json.loads(data.removeprefix("data: ")) == REPLACED.body

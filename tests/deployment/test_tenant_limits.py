@@ -62,8 +62,9 @@ def test_queued_tokens_beyond_a_tenants_limit_are_a_429_by_name_and_others_are_s
         async with keyed(url, "alice") as alice, keyed(url, "bob") as bob:
             async with asked(alice, LONG), running(bob), asked(alice, SHORT):
                 await until(bob, lanes_running=1, turns_queued=1)
-                for route in ("/v1/chat/completions", "/v1/messages"):
-                    refused = await alice.post(route, json={**SHORT, "model": "demo"})
+                message = {name: value for name, value in SHORT.items() if name != "ignore_eos"} | {"model": "demo"}
+                for route, body in (("/v1/chat/completions", SHORT), ("/v1/messages", message)):
+                    refused = await alice.post(route, json=body)
                     error = refused.json()["error"]
                     assert (refused.status_code, error["type"]) == (429, "rate_limit_error"), refused.text
                     assert "tenant_queued_tokens" in error["message"] and float(refused.headers["retry-after"]) >= 1

@@ -28,7 +28,7 @@ from deployment.turn_table import KEPT_SECONDS, REPEAT_SECONDS, TurnTable
 from deployment.turns import Prompt
 from deployment.wire import Closed, Delta, Elsewhere, MediaSource, Route, Told, TurnRequest
 from model import DEMO
-from model.config import GenerationDefaults
+from model.generation_defaults import GenerationDefaults
 from model.tokenizer import Tokenizer
 from tests.deployment.test_turn_streams import Clock
 
@@ -42,7 +42,7 @@ class Engine:
     """Turns that publish one id a step, until they are cancelled or told to end."""
 
     tokenizer = Tokenizer.load(DEMO / "target")
-    generation_defaults = GenerationDefaults(0.0, 0, 1.0, ())
+    generation_defaults = GenerationDefaults(temperature=0.0)
 
     def __init__(self) -> None:
         self.submitted: list[Submit] = []
@@ -114,6 +114,9 @@ class Keeper:
 class Prompts:
     async def alone(self, request: TurnRequest) -> Prompt:
         return PROMPT
+
+    async def in_session(self, prompt: Prompt, session: Session) -> Prompt:
+        return prompt
 
     async def appended(self, request: TurnRequest, session: Session) -> Prompt:
         return PROMPT
@@ -278,6 +281,24 @@ def test_a_key_in_the_sessions_records_leads_to_the_replica_that_ran_the_turn_an
             await d.take(d.asked("Other", idempotency_key="k", key=KEY))
         assert caught.value.refused.status == 422
         assert len(d.engine.submitted) == 1
+
+    run(steps)
+
+
+def test_a_key_in_the_sessions_records_is_free_again_a_day_after_its_turns_end():
+    async def steps() -> None:
+        d = Desk()
+        first = await d.finished(d.asked(idempotency_key="k", key=KEY))
+        d.clock.advance(KEPT_SECONDS + 1)
+        second = await d.finished(d.asked("Other", idempotency_key="k", key=KEY))
+        assert second is not first
+        before, after = d.keeper.session.turns
+        assert before.idempotency_key == after.idempotency_key == "k"
+        d.keeper.session.turns = [before, replace(after, ended_at=before.ended_at + KEPT_SECONDS + 1)]
+        d.table.forget(KEY)
+        with pytest.raises(RequestError) as caught:
+            await d.take(d.asked(idempotency_key="k", key=KEY))
+        assert caught.value.refused.status == 422, "it is the second one's now"
 
     run(steps)
 

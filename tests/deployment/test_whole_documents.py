@@ -13,6 +13,7 @@ import pytest
 from deployment import session_copies
 from deployment.durable_copies import DurableCopies
 from deployment.engine.commands import Call, Drop
+from deployment.engine.errors import INTERNAL_ERROR, EngineError
 from deployment.engine.events import Event, Exported
 from deployment.engine.service import EngineService
 from deployment.errors import RequestError
@@ -192,5 +193,25 @@ def test_copies_of_a_session_are_made_of_the_copy_before_and_what_the_turn_added
         old, full = open_document(first).manifest, 150 // PAGE_TOKENS
         pages = sorted(segment.size for segment in old.segments)[-full:]
         assert sum(here.engine.brought) <= len(last) - sum(pages), "pages that were there were brought again"
+
+    asyncio.run(steps())
+
+
+def test_a_turn_whose_copy_fails_becomes_durable_all_the_same(monkeypatch) -> None:
+    async def steps() -> None:
+        async with place(monkeypatch) as here:
+            durable: list[Session] = []
+
+            async def noted(session: Session) -> None:
+                durable.append(session)
+
+            async def broken() -> None:
+                raise EngineError(INTERNAL_ERROR, "the engine failed on it")
+
+            monkeypatch.setattr(here.copies, "make_durable", noted)
+            here.before_slice(1, broken)
+            with pytest.raises(EngineError, match="failed on it"):
+                await here.copies.turn_ended(here.session)
+            assert not here.published and durable == [here.session]
 
     asyncio.run(steps())

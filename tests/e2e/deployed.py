@@ -144,6 +144,7 @@ class Reader:
     client: httpx.Client
     session: str
     max_tokens: int = LONG["max_tokens"]
+    temperature: float = LONG["temperature"]
     patient: bool = False
     refused: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -160,7 +161,8 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            body = {"messages": [FACT], **LONG, "max_tokens": self.max_tokens}
+            how = {**LONG, "max_tokens": self.max_tokens, "temperature": self.temperature}
+            body = {"messages": [FACT], **how}
             request = self.client.build_request(
                 "POST", "/v1/chat/completions", json=body, headers={"x-session-id": self.session}
             )

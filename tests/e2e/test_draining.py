@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.cluster import FACT, GREEDY, QUESTION, chat
+from tests.e2e.cluster import FACT, GREEDY, QUESTION, chat, text, turn
 from tests.e2e.deployed import (
     Deployed,
     Reader,
@@ -79,6 +79,22 @@ def test_a_changed_config_replaces_replicas_and_ingress_under_streams(
     check(client, readers, threads)
     assert sum(reader.resumed for reader in readers) >= 1, "the ingress was replaced while they read"
     wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
+    check_idle(client, idle, old)
+
+
+def test_another_drafter_goes_on_with_turns_and_sessions_from_their_tokens(deployed: Deployed, client: httpx.Client):
+    """Greedily, since what is drawn otherwise follows from what was drafted."""
+    idle = idle_sessions(client)
+    old = deployed.replicas()
+    readers, threads = read_all(client, [f"long-{number}" for number in range(3)], temperature=0.0)
+    begun(readers)
+    deployed.deploy(backend="dflash")
+    check(client, readers, threads)
+    wait_for(lambda: not set(deployed.replicas()) & set(old), "the old replicas are gone")
+    for name in idle:
+        answer = turn(client, name, QUESTION)
+        assert (answer["session"]["hit"], answer["session"]["reused"]) == ("none", 0), "the other drafter's state"
+        assert "4172" in text(answer) and answer["meta_info"]["replica"] not in old
     check_idle(client, idle, old)
 
 

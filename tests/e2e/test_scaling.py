@@ -26,9 +26,9 @@ LONGER = 2000
 SOON = {
     "min_replicas": 1,
     "max_replicas": 2,
-    "target_ongoing_requests": 2,
     "upscale_delay_s": 1,
     "downscale_delay_s": 30,
+    "policy": {"policy_function": "deployment.scaling:replicas_wanted"},
 }
 """How Serve looks after their number, sooner than it usually does."""
 

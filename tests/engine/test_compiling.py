@@ -13,7 +13,7 @@ import pytest
 
 from deployment.engine import errors
 from deployment.engine.commands import Cancel, Grammar, Submit, Suspend
-from deployment.engine.engine import Engine
+from deployment.engine.engine import LOOK_AGAIN_SECONDS, Engine
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Event, Failed, Finished, Started, Suspended
 from deployment.engine.grammar import Grammars
@@ -204,6 +204,36 @@ def test_an_engine_whose_turns_all_wait_for_their_grammar_rests(monkeypatch):
     rested, events = asyncio.run(scenario())
     service.close()
     assert isinstance(events[-1], Finished) and rested <= 2
+
+
+def test_an_engine_rests_whose_lanes_all_wait_for_a_lexer_while_another_turn_waits_for_one_of_them(monkeypatch):
+    blocked, steps = Blocked(monkeypatch), []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: steps.append(None) or step(engine))
+    monkeypatch.setattr("deployment.engine.grammar_compiler._MAX_LEXER_STATES", 50)
+    blocked.leave.set()
+    service = EngineService(models("none"), options("none", lanes=1))
+    full = replace(turn("full", Grammar("regex", "[ab]*a[ab]{20}")), max_tokens=12, sampling=seeded(2))
+
+    async def scenario() -> tuple[int, list[Event]]:
+        await collect(service, replace(full, turn="first"))
+        blocked.entered.clear()
+        blocked.leave.clear()
+        held = asyncio.create_task(collect(service, full))
+        assert await asyncio.to_thread(blocked.entered.wait, 60), "no lexer was full"
+        waits = asyncio.create_task(collect(service, turn("waits", None)))
+        await asyncio.sleep(0.1)
+        before = len(steps)
+        await asyncio.sleep(0.5)
+        rested = len(steps) - before
+        assert not held.done() and not waits.done()
+        blocked.leave.set()
+        return rested, [(await held)[-1], (await waits)[-1]]
+
+    rested, ends = asyncio.run(scenario())
+    service.close()
+    assert rested <= 0.5 / LOOK_AGAIN_SECONDS + 2
+    assert all(isinstance(end, Finished) for end in ends), ends
 
 
 def test_a_turn_that_waits_has_the_matcher_that_was_compiled_for_it_though_the_cache_has_lost_it(monkeypatch):

@@ -120,6 +120,64 @@ def test_logprobs_are_those_of_the_raw_target_for_every_published_token_and_no_o
         assert torch.allclose(torch.tensor([p for _, p in entry.top]), best.values, atol=2e-3)
 
 
+@pytest.mark.parametrize("backend", ["none", "dflash", "dflash2"])
+def test_processed_logprobs_are_those_of_what_all_controls_leave_and_a_neighbours_stay_raw(backend):
+    """By decision 12, written out in FP64 from the reference's raw logits: every position has its own history."""
+    driver = Driver(backend, images=3, lanes=2)
+    controls = {"presence_penalty": 1.5, "top_k": 4, "top_p": 1.0, "min_p": 0.02, "logit_bias": ((290, 3.0),)}
+    sampling = seeded(6, temperature=1.5, logprobs=6, logprobs_mode="processed_logprobs", **controls)
+    turn = driver.submit(prompt(8), sampling=sampling, max_tokens=24)
+    raw = driver.submit(prompt(8), sampling=replace(sampling, logprobs_mode="raw_logprobs"), max_tokens=24)
+    driver.steps()
+    published = driver.finished(turn).token_ids
+    assert tuple(entry.token for entry in told(driver, turn)) == published == driver.finished(raw).token_ids
+    theirs = reference_logprobs(prompt(8) + published).double()
+    alternatives: set[int] = set()
+    for index, (entry, plain) in enumerate(zip(told(driver, turn), told(driver, raw), strict=True)):
+        exact = theirs[len(prompt(8)) - 1 + index]
+        assert abs(plain.logprob - float(exact[entry.token])) < 2e-3 and len(plain.top) == 6
+        left = law(exact, published[:index], sampling)
+        assert abs(entry.logprob - left[entry.token]) < 5e-3
+        assert [token for token, _ in entry.top] == sorted(left, key=left.__getitem__, reverse=True)
+        assert [p for _, p in entry.top] == pytest.approx(sorted(left.values(), reverse=True), abs=5e-3)
+        alternatives.add(len(entry.top))
+    assert max(alternatives) == 4 > min(alternatives), "no filter shows in what is told"
+
+
+def law(logprobs: torch.Tensor, generated: tuple[int, ...], sampling: Sampling) -> dict[int, float]:
+    """Log-probabilities of the tokens that are left; nothing here is near a tie or a boundary."""
+    logits = logprobs.clone()
+    for token, added in sampling.logit_bias:
+        logits[token] += added
+    for token in set(generated):
+        logits[token] -= sampling.presence_penalty
+    best, ids = (logits / sampling.temperature).topk(sampling.top_k)
+    keep = (best - best[0]).exp() >= sampling.min_p
+    left = best[keep].log_softmax(-1)
+    return dict(zip(ids[keep].tolist(), left.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["none", "dflash2"])
+def test_processed_logprobs_of_a_greedy_turn_have_its_penalties_and_no_filters(backend):
+    driver = Driver(backend, images=2)
+    sampling = Sampling(logprobs=5, logprobs_mode="processed_logprobs", frequency_penalty=0.7, top_k=2)
+    turn = driver.submit(prompt(0), sampling=sampling, max_tokens=40, ignore_eos=True)
+    driver.steps()
+    published = driver.finished(turn).token_ids
+    theirs = reference_logprobs(prompt(0) + published)
+    shows = False
+    for index, entry in enumerate(told(driver, turn)):
+        raw = theirs[len(prompt(0)) - 1 + index]
+        exact = raw.clone()
+        for token in published[:index]:
+            exact[token] -= 0.7
+        exact = exact.log_softmax(-1)
+        assert abs(entry.logprob - float(exact[entry.token])) < 5e-3 and len(entry.top) == 5
+        assert entry.top[0] == (entry.token, entry.logprob)
+        shows |= abs(entry.logprob - float(raw[entry.token])) > 0.1
+    assert shows, "no penalty shows in what is told"
+
+
 @functools.cache
 def reference_logprobs(ids: tuple[int, ...]) -> torch.Tensor:
     from transformers import Qwen3_5ForCausalLM

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from deployment.engine.commands import Drop, Export, Import, Publish
-from deployment.engine.durable_sessions import DurableSessions
+from deployment.engine.durable_sessions import DurableSessions, KindsAt
 from deployment.engine.events import Failed, Imported, Publishing
 from deployment.whole_documents import NOTHING, Slices
-from state.background import BackgroundWriter
+from state.background import BackgroundWriter, Job
 from state.document import open_document
 from state.durable import DurableTier, Published
 from state.errors import StoreError
@@ -33,13 +36,41 @@ class Durable:
     def __init__(self, budget: int = 1 << 24) -> None:
         self.store = MemoryStore()
         self.tier = DurableTier(self.store, budget, open_document)
-        self.writer = BackgroundWriter(places=4)
+        self.writer = BackgroundWriter(places=4, most_bytes=1 << 14)
         self.outcomes: dict[int, Any] = {}
+        self.state: dict[int, KindsAt] = {}
         self.sessions = DurableSessions(self.tier, self.writer, 1e-4, self._told)
 
-    def _told(self, key: SessionKey, order: Order, outcome: Any) -> None:
+    def _told(self, key: SessionKey, order: Order, outcome: Any, checkpoints: KindsAt) -> None:
         assert key == KEY
-        self.outcomes[order.sequence] = outcome
+        self.outcomes[order.sequence], self.state[order.sequence] = outcome, checkpoints
+
+    @contextmanager
+    def held_up(self) -> Iterator[threading.Event]:
+        """The writer stands within the first publication that comes, until the block ends."""
+        tier: Any = self.tier
+        publish, begun, gate = tier.publish, threading.Event(), threading.Event()
+
+        def late(*what: Any) -> Published:
+            begun.set()
+            assert gate.wait(30)
+            return publish(*what)
+
+        tier.publish = late
+        try:
+            yield begun
+        finally:
+            tier.publish = publish
+            gate.set()
+            assert self.writer.flush(timeout=30)
+
+    def occupy(self, begun: threading.Event, size: int = 0) -> None:
+        """The writer stands within another session's publication, which fails in its time."""
+        tier: Any = self.tier
+        self.writer.submit(
+            Job(SessionKey("b" * 64, "other"), Order(Epoch(1, 1), 1), tier.publish, lambda _: None, size)
+        )
+        assert begun.wait(30)
 
     def driver(self, **more: Any) -> TinyDriver:
         return TinyDriver("dflash", durable=self.sessions, **{"lanes": 1, "images": 8, "pages": 24, **more})
@@ -70,11 +101,18 @@ def publish(
     record_alone: bool = False,
     epoch: int = 1,
 ) -> Publishing:
+    answer = submit(driver, ledger, sequence, record_alone, epoch)
+    assert durable.writer.flush(timeout=30)
+    return answer
+
+
+def submit(
+    driver: TinyDriver, ledger: tuple[int, ...], sequence: int, record_alone: bool = False, epoch: int = 1
+) -> Publishing:
     record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
     order = Order(Epoch(epoch, 1), sequence)
     answer = driver.call(Publish("p", "s", KEY, order, record, record_alone=record_alone))
     assert isinstance(answer, Publishing), answer
-    assert durable.writer.flush(timeout=30)
     return answer
 
 
@@ -120,6 +158,81 @@ def test_what_was_hashed_for_a_copy_is_not_hashed_again_for_the_durable_tier(dur
     monkeypatch.setattr(durable.tier, "publish", lambda *what: Published(Order(Epoch(1, 1), 1), True, 0))
     assert publish(driver, durable, ledger, 1).read > 0
     assert len(hashed) == 1, "but for the document's own trailer"
+
+
+def asked(driver: TinyDriver, ledger: tuple[int, ...], sequence: int, slice_bytes: int) -> Publishing:
+    record = SessionRecord("chat", ledger, frontier=len(ledger) - 1)
+    answer = driver.call(Publish("p", "s", KEY, Order(Epoch(1, 1), sequence), record, slice_bytes=slice_bytes))
+    assert isinstance(answer, Publishing), answer
+    return answer
+
+
+def asked_for_all(driver: TinyDriver, ledger: tuple[int, ...], sequence: int, slice_bytes: int) -> list[int]:
+    """How much was read after each slice."""
+    answers: list[Publishing] = []
+    while not (answers and answers[-1].whole):
+        assert len(answers) < 500, "it does not come to its end"
+        answers.append(asked(driver, ledger, sequence, slice_bytes))
+    return [answer.read for answer in answers]
+
+
+def copied(driver: TinyDriver) -> None:
+    """Gives an image of the session to its copies, as every turn's end does first."""
+    slices = Slices(NOTHING)
+    while not (part := driver.call(slices.asking(Export("e", "s", slice_bytes=1 << 20)))).whole:
+        slices.take(part)
+
+
+def test_a_publication_in_slices_reads_no_more_than_its_slices_at_once_and_is_the_same(durable: Durable) -> None:
+    driver, whole = durable.driver(), Durable()
+    ledger = turn(driver, (), 150)
+    copied(driver)
+    first = asked(driver, ledger, 1, 700)
+    assert not first.whole and not durable.outcomes and not durable.segments()
+    read = [0, first.read, *asked_for_all(driver, ledger, 1, 700)]
+    geometry = driver.engine.memory.geometry
+    page = max(geometry.target_page_bytes, geometry.draft_page_bytes) + 512
+    assert durable.writer.flush(30) and durable.outcomes[1].payload
+    assert all(0 < after - before < 700 + page for before, after in itertools.pairwise(read))
+    driver.engine._exchange._durable = whole.sessions
+    publish(driver, whole, ledger, 1)
+    assert durable.segments() == whole.segments() and len(read) > 3
+    assert durable.tier.latest(KEY) == whole.tier.latest(KEY)
+    assert whole.writer.close(30)
+
+
+def test_slices_are_of_the_first_ones_moment_whatever_turns_come_between(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    turn(driver, ledger, 20)
+    asked_for_all(driver, ledger, 1, 700)
+    assert durable.writer.flush(30) and max(at for _, at in durable.state[1]) == len(ledger) - 1
+
+
+def test_state_that_goes_between_two_slices_is_left_out_and_what_is_written_is_whole(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    table = driver.engine._sessions
+    table._evict(table.checkpoints("s")[0])
+    asked_for_all(driver, ledger, 1, 700)
+    assert durable.writer.flush(30) and durable.state[1] == (("turn_end", len(ledger) - 1),)
+    assert found(durable, durable.driver()).frontiers == (len(ledger) - 1,)
+
+
+def test_a_publication_that_nobody_asks_on_for_is_dropped_with_the_next_one(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    copied(driver)
+    assert not asked(driver, ledger, 1, 700).whole
+    publish(driver, durable, ledger, 2)
+    assert list(durable.outcomes) == [2] and not durable.sessions._prepared
+    assert not asked(driver, turn(driver, ledger, 90), 3, 700).whole
+    driver.call(Drop("d", "s"))
+    assert not durable.sessions._prepared
 
 
 def test_a_new_tier_and_a_new_engine_go_on_where_the_last_turn_ended(durable: Durable) -> None:
@@ -172,6 +285,136 @@ def test_a_record_that_has_no_state_to_stand_beside_brings_its_own(durable: Dura
     ledger = turn(driver, ledger, 5)
     publish(driver, durable, ledger, 3, record_alone=True)
     assert durable.outcomes[3].payload and len(ledger) - 1 in found(durable, durable.driver()).frontiers
+
+
+@pytest.mark.parametrize("left", ["nothing", "where its first turn began"])
+def test_a_session_that_the_device_let_go_of_keeps_the_state_that_was_written_of_it(
+    durable: Durable, left: str
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    state = len(ledger) - 1
+    ledger = turn(driver, ledger, 9)
+    publish(driver, durable, ledger, 2, record_alone=True)
+    table = driver.engine._sessions
+    for checkpoint in table.checkpoints("s")[left != "nothing" :]:
+        table._evict(checkpoint)
+    answer = publish(driver, durable, ledger, 3)
+    assert max(answer.frontiers) == state and answer.read == 0
+    assert durable.outcomes[3].payload and max(durable.state[3]) == ("turn_start", state - 2)
+    assert ("turn_end", state) in durable.state[3]
+    fresh = durable.driver()
+    assert state in found(durable, fresh).frontiers
+    assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
+    started = fresh.started_events(fresh.events[-1].turn)[0]  # pyright: ignore[reportAttributeAccessIssue]
+    assert (started.hit, started.reused) == ("disk", state)
+
+
+def test_state_on_another_way_is_no_reason_to_leave_out_what_the_device_has(durable: Durable) -> None:
+    driver = durable.driver()
+    publish(driver, durable, turn(driver, (), 70), 1)
+    prompt = (6, 5, 4, 6, 5)
+    ledger = prompt + driver.run(prompt, session="s", max_tokens=2, ignore_eos=True).token_ids
+    publish(driver, durable, ledger, 2)
+    assert ("turn_end", len(ledger) - 1) in durable.state[2]
+
+
+def test_a_session_of_which_nothing_is_anywhere_is_stored_without_state_and_says_so(durable: Durable) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    driver.engine._sessions.drop("s")
+    assert publish(driver, durable, ledger, 1).frontiers == () and durable.state[1] == ()
+    assert found(durable, durable.driver()).frontiers == ()
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["it waits", "it is being written"])
+def test_a_record_that_comes_before_state_is_written_stands_beside_that_and_not_beside_older_one(
+    durable: Durable, other: bool
+) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    ledger = turn(driver, ledger, 30)
+    state = len(ledger) - 1
+    with durable.held_up() as begun:
+        if other:
+            durable.occupy(begun)
+        submit(driver, ledger, 2)
+        assert begun.wait(30)
+        ledger = turn(driver, ledger, 5)
+        assert submit(driver, ledger, 3, record_alone=True).read == 0
+    assert durable.outcomes[3].payload and ("turn_end", state) in durable.state[3]
+    assert durable.outcomes[2] == "superseded" if other else durable.outcomes[2].payload
+    fresh = durable.driver()
+    answer = found(durable, fresh)
+    assert answer.record is not None and answer.record.ledger == ledger and max(answer.frontiers) == state
+    assert turn(fresh, ledger, 3, tokens=9) == turn(driver, ledger, 3, tokens=9)
+
+
+def test_state_whose_write_failed_follows_with_the_record_that_came_meanwhile(durable: Durable, monkeypatch) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    state, put = len(ledger) - 1, durable.store.put
+
+    def full(name: str, data: Any) -> None:
+        monkeypatch.setattr(durable.store, "put", put)
+        raise StoreError("put", name, "no space left", 28)
+
+    monkeypatch.setattr(durable.store, "put", full)
+    with durable.held_up() as begun:
+        submit(driver, ledger, 1)
+        assert begun.wait(30)
+        ledger = turn(driver, ledger, 5)
+        submit(driver, ledger, 2, record_alone=True)
+    assert isinstance(durable.outcomes[1], StoreError) and durable.outcomes[2].payload
+    assert state in found(durable, durable.driver()).frontiers
+
+
+def test_a_write_that_failed_leaves_what_was_written_before_to_the_next_record(durable: Durable, monkeypatch) -> None:
+    driver = durable.driver()
+    ledger = turn(driver, (), 70)
+    publish(driver, durable, ledger, 1)
+    written = durable.state[1]
+    with monkeypatch.context() as broken:
+        broken.setattr(durable.tier, "publish", lambda *what: (_ for _ in ()).throw(StoreError("put", "x", "full", 28)))
+        publish(driver, durable, ledger, 2)
+    driver.engine._sessions.drop("s")
+    publish(driver, durable, ledger, 3)
+    assert durable.state[3] == written
+
+
+def test_state_that_is_being_written_goes_with_no_record_of_the_session_that_follows(durable: Durable) -> None:
+    driver = durable.driver()
+    with durable.held_up() as begun:
+        submit(driver, turn(driver, (1, 2, 3), 30), 1)
+        assert begun.wait(30)
+        driver.call(Drop("d", "s"))
+        prompt = (6, 5, 4, 6, 5)
+        ledger = prompt + driver.run(prompt, session="s", max_tokens=2, ignore_eos=True).token_ids
+        driver.engine._sessions.drop("s")
+    publish(driver, durable, ledger, 2, record_alone=True)
+    assert durable.state[1] and durable.state[2] == ()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["beside what was written", "without any"])
+def test_as_long_as_too_much_waits_records_go_without_new_state_which_follows_later(
+    durable: Durable, before: bool
+) -> None:
+    driver, ledger, written = durable.driver(), (), ()
+    if before:
+        ledger = turn(driver, ledger, 70)
+        publish(driver, durable, ledger, 1)
+        written = durable.state[1]
+    ledger = turn(driver, ledger, 30)
+    with durable.held_up() as begun:
+        durable.occupy(begun, 1 << 14)
+        answer = submit(driver, ledger, 2)
+        assert answer.read == 0 and answer.frontiers == tuple(at for _, at in written)
+    assert durable.state[2] == written and durable.outcomes[2].payload is False
+    assert found(durable, durable.driver()).record.ledger == ledger  # pyright: ignore[reportOptionalMemberAccess]
+    publish(driver, durable, ledger, 3)
+    assert durable.outcomes[3].payload and ("turn_end", len(ledger) - 1) in durable.state[3]
 
 
 @pytest.mark.parametrize("same_epoch", [True, False])

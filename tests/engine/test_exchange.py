@@ -210,7 +210,7 @@ def test_an_image_whose_pieces_another_ones_came_between_begins_anew() -> None:
 
 
 def _begun(driver: Driver, size: int) -> ImagePart:
-    return ImagePart(driver.engine._sessions.checkpoints("s")[-1].id, size)
+    return ImagePart(driver.engine._sessions.checkpoints("s")[-1].serial, size)
 
 
 def sliced(driver: Driver, slices: Slices, most: int | None = None) -> bytes:
@@ -254,6 +254,29 @@ def test_slices_are_of_the_moment_of_the_first_whatever_turns_come_between() -> 
     assert isinstance(gone, Failed) and (gone.code, gone.param) == ("unknown_checkpoint", "chosen")
     late.begin_anew()
     assert sliced(driver, late) == driver.call(Export("e", "s")).document
+
+
+def test_an_id_that_somebody_else_has_given_to_his_state_finds_nothing_of_mine() -> None:
+    """Ids of checkpoints come with unsigned documents, and are no secret of whoever got one."""
+    driver = TinyDriver("dflash2", images=12, pages=48)
+    driver.run(OUTSIDE, session="s", max_tokens=4, ignore_eos=True)
+    mine, slices = driver.call(Export("e", "s")).document, Slices(NOTHING)
+    assert not sliced(driver, slices, 1)
+    elsewhere = TinyDriver("dflash2", images=12, pages=48)
+    elsewhere.run((*OUTSIDE, 3), session="s", max_tokens=9, ignore_eos=True)
+    for own, his in zip(*(one.engine._sessions.checkpoints("s") for one in (driver, elsewhere)), strict=True):
+        object.__setattr__(his, "id", own.id)
+    foreign = elsewhere.call(Export("e", "s")).document
+    assert isinstance(driver.call(Import("i", "his", foreign, tenant="other")), Imported)
+    assert sliced(driver, slices) == mine
+    assert sliced(driver, Slices(NOTHING)) == mine
+    driver.call(Drop("d", "s"))
+    for name in ("one", "two"):  # in places that were mine
+        assert isinstance(driver.call(Import("i", name, foreign, tenant="other")), Imported)
+    his = open_document(driver.call(Export("e", "two")).document).manifest
+    assert [s.sha256 for s in his.segments] == [s.sha256 for s in open_document(foreign).manifest.segments]
+    known = open_document(driver.call(Export("e", "two", without=frozenset())).document).manifest
+    assert [s.sha256 for s in known.segments] == [s.sha256 for s in his.segments]
 
 
 def test_what_is_not_what_the_engine_says_of_it_is_never_put_together() -> None:

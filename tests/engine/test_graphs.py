@@ -25,7 +25,10 @@ def ramp(count: int) -> list[Submit]:
         {"sampling": seeded(3, temperature=0.0)},
         {"sampling": seeded(5)},
         {"sampling": seeded(7, reproducible=True, logprobs=3)},
-        {"sampling": seeded(9, repetition_penalty=1.2, min_tokens=6), "stop_ids": (11, 12, 13)},
+        {
+            "sampling": seeded(9, repetition_penalty=1.2, min_tokens=6, logprobs=2, logprobs_mode="processed_logprobs"),
+            "stop_ids": (11, 12, 13),
+        },
     ]
     return [
         Submit(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from deployment.engine.commands import Export, Preempt, Submit
 from deployment.engine.errors import EngineError
 from deployment.engine.events import Failed, Finished
 from deployment.engine.lost_device import device_is_lost
+from deployment.engine.runners import ThreadRunner
 from deployment.engine.service import EngineService
 from deployment.engine_health import EngineHealth
 from tests.engine.driving import Driver, models, options, prompt
@@ -76,6 +79,47 @@ def test_a_card_is_asked_where_an_error_does_not_say_whether_it_is_lost(monkeypa
     monkeypatch.setattr(torch.cuda, "synchronize", raising(LOST))
     assert device_is_lost(unclear, CARD)
     assert not any(device_is_lost(error, CARD) for error in SHORT_OF_MEMORY)
+
+
+def test_an_engine_that_is_at_its_end_says_so_to_every_turn_also_to_those_that_wait_for_a_lane():
+    driver = decoding()
+    for name in ("waits", "waits too"):
+        driver.submit(prompt(2), turn=name, max_tokens=3)
+    driver.engine.abandon("lost")
+    assert {driver.failed(turn).message for turn in ("running", "waits", "waits too")} == {"lost"}
+    assert driver.failed("running").committed is not None
+
+
+def test_nobody_waits_for_what_a_lost_engine_still_writes(monkeypatch):
+    """New turns and calls hear of its end at once, while the durable tier takes what waits for it."""
+    service = EngineService(models("dflash2"), options("dflash2", lanes=1, images=0))
+    runner, written, draining = service._runner, threading.Event(), threading.Event()
+    assert isinstance(runner, ThreadRunner)
+
+    def drained() -> None:
+        draining.set()
+        assert written.wait(60)
+
+    monkeypatch.setattr(runner._durability, "close", drained)
+    monkeypatch.setattr(runner._engine._executor, "run", raising(LOST))
+
+    async def scenario() -> tuple[list[Any], bool]:
+        turn = Submit("t", prompt(0), max_tokens=3, ignore_eos=True)
+        lost = [event async for event in service.turn(turn)]
+        assert await asyncio.to_thread(draining.wait, 60)
+        later = [event async for event in service.turn(replace(turn, turn="later"))]
+        with pytest.raises(EngineError, match="the engine has ended: CUDA error: device-side assert"):
+            await EngineHealth(service, 30.0).check()
+        return [lost[-1], later[-1]], written.is_set()
+
+    try:
+        ends, waited = asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        written.set()
+    assert not waited and all(isinstance(end, Failed) and "device-side assert" in end.message for end in ends)
+    service.close()
+    with pytest.raises(EngineError, match="the engine has ended"):
+        asyncio.run(EngineHealth(service, 30.0).check())
 
 
 def test_a_replica_whose_engine_has_lost_its_device_is_not_healthy(monkeypatch):

@@ -220,9 +220,9 @@ def test_a_moving_session_brings_its_images_as_segments() -> None:
 def test_a_durable_session_keeps_its_images_also_where_its_record_goes_alone(tmp_path: Path) -> None:
     outcomes: list[object] = []
     store = DirectoryStore(tmp_path / "store", Unsynced())
-    writer = BackgroundWriter(places=1)
+    writer = BackgroundWriter(places=1, most_bytes=1 << 24)
     tier = DurableTier(store, 1 << 24, open_document)
-    durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[-1]))
+    durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[2]))
     engine = driver()
     engine.engine._exchange._durable = durable
     key = SessionKey("a" * 64, "s")
@@ -240,7 +240,7 @@ def test_a_durable_session_keeps_its_images_also_where_its_record_goes_alone(tmp
     engine.call(Publish("p", "s", key, Order(Epoch(1, 1), 2), record(longer, both), record_alone=True))
     assert writer.close(timeout=30)
     assert [type(one) for one in outcomes] == [Published, Published], outcomes
-    idle = BackgroundWriter(places=1)
+    idle = BackgroundWriter(places=1, most_bytes=1 << 24)
     found = DurableSessions(DurableTier(store, 1 << 24, open_document), idle, 1e-4, lambda *told: None)
     idle.close(timeout=30)
     destination = driver()

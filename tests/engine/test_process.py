@@ -93,7 +93,8 @@ def test_a_process_makes_sessions_durable_and_says_so_and_another_goes_on_from_t
         return told, record
 
     told, record = asyncio.run(scenario())
-    assert told == Stored(key, order, "published", payload=True)
+    assert told == Stored(key, order, "published", payload=True, checkpoints=told.checkpoints)
+    assert max(told.checkpoints) == ("turn_end", record.frontier)
     emitted: list[Event] = []
     durability = Durability(options, emitted.append)
     driver = TinyDriver("dflash2", durable=durability.sessions)

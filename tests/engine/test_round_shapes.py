@@ -42,11 +42,11 @@ def executor_of(driver: TinyDriver, steps: Any = ()) -> Executor:
 
 def ramp() -> list[Submit]:
     """Turns of different lengths, drawn in every way: more than there are lanes, so that they join as others leave."""
-    seeded = Sampling(temperature=0.9, seed=3)
+    seeded = Sampling(temperature=0.9, seed=3, logprobs_mode="processed_logprobs")
     ways = [
         Sampling(),
         seeded,
-        replace(seeded, reproducible=True, min_p=0.05, logprobs=2),
+        replace(seeded, reproducible=True, min_p=0.05, logprobs=2, logprobs_mode="raw_logprobs"),
         replace(seeded, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=0),
         replace(seeded, top_k=4, top_p=0.9, logit_bias=((1, 1.5), (6, -100.0)), min_tokens=4, logprobs=3),
     ]

@@ -207,6 +207,14 @@ def test_a_long_answer_leaves_images_on_its_way(monkeypatch):
     assert all(100 <= after - before < 105 for before, after in itertools.pairwise([0, *frontiers[:3]]))
 
 
+def test_a_long_answer_that_finds_no_place_for_an_image_looks_for_one_as_seldom_as_if_it_had(monkeypatch, caplog):
+    monkeypatch.setattr("state.image_policy.LONG_TURN_TOKENS", 100)
+    hashed = Hashed(lanes=1, images=0)
+    hashed.run(tuple(range(10)), session="s", max_tokens=350)
+    failed = [record.message for record in caplog.records if record.message.startswith("no ")]
+    assert hashed.captured() == [] and [message.split()[1] for message in failed] == ["tap"] * 3 + ["turn_end"]
+
+
 @pytest.mark.parametrize("tap", [False, True])
 def test_a_session_whose_turn_end_has_no_image_moves_with_the_deepest_one_and_prefills_the_rest(tap):
     """With and without an image of its own: then the tap of its tenant goes with it."""

@@ -162,15 +162,15 @@ class Unsynced(OsFiles):
 def through_the_durable_tier(source: TinyDriver, backend: Backend, root: Path, ledger: Sequence[int]) -> TinyDriver:
     """Published by an engine's thread, written by another, and read by an engine with a tier of its own."""
     outcomes: list[object] = []
-    writer = BackgroundWriter(places=1)
+    writer = BackgroundWriter(places=1, most_bytes=BUDGET)
     tier = DurableTier(DirectoryStore(root, Unsynced()), BUDGET, open_document)
-    source.engine._exchange._durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[-1]))
+    source.engine._exchange._durable = DurableSessions(tier, writer, 1e-4, lambda *told: outcomes.append(told[2]))
     key, order = SessionKey("a" * 64, f"session-{next(_names)}"), Order(Epoch(1, 1), 1)
     answer = source.call(Publish("p", "s", key, order, SessionRecord("s", tuple(ledger), frontier=len(ledger) - 1)))
     assert isinstance(answer, Publishing), answer
     assert writer.close(timeout=30) and len(outcomes) == 1 and isinstance(outcomes[0], Published), outcomes
     reopened = DurableTier(DirectoryStore(root, Unsynced()), BUDGET, open_document)
-    idle = BackgroundWriter(places=1)
+    idle = BackgroundWriter(places=1, most_bytes=BUDGET)
     found = DurableSessions(reopened, idle, 1e-4, lambda *told: None)
     idle.close(timeout=30)
     driver = TinyDriver(backend, lanes=1, images=6, pages=24, durable=found)

@@ -13,10 +13,11 @@ from model import DEMO
 from model.config import (
     check_fit,
     load_draft_config,
-    load_generation_defaults,
     load_target_config,
 )
 from model.errors import ModelError
+from model.generation_defaults import GenerationDefaults
+from model.generation_defaults import load_generation_defaults as read_generation_defaults
 
 Json = dict[str, Any]
 
@@ -34,6 +35,10 @@ def target() -> Json:
 @pytest.fixture(params=["dflash", "dflash2"])
 def draft(request: pytest.FixtureRequest) -> Json:
     return json.loads((DEMO / request.param / "config.json").read_text())
+
+
+def load_generation_defaults(directory: Path) -> GenerationDefaults:
+    return read_generation_defaults(directory, load_target_config(directory))
 
 
 def without(config: Json, *names: str) -> Json:
@@ -296,8 +301,15 @@ def test_generation_defaults_of_the_demo() -> None:
 
 def test_generation_defaults_without_a_file_are_plain_sampling(tmp_path: Path, target: Json) -> None:
     defaults = load_generation_defaults(written(tmp_path, target))
-    assert (defaults.temperature, defaults.top_k, defaults.top_p) == (1.0, 0, 1.0)
-    assert defaults.eos_ids == (8180, 8178)
+    assert defaults == GenerationDefaults(eos_ids=(8180, 8178))
+    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.repetition_penalty) == (1.0, 0, 1.0, 1.0)
+
+
+def test_generation_defaults_have_filters_and_penalties_of_the_file(tmp_path: Path, target: Json) -> None:
+    written(tmp_path, target)
+    given: Json = {"min_p": 0.05, "repetition_penalty": 1.05, "presence_penalty": 1.5, "frequency_penalty": -0.5}
+    written(tmp_path, given, "generation_config.json")
+    assert load_generation_defaults(tmp_path) == GenerationDefaults(eos_ids=(8180, 8178), **given)
 
 
 def test_generation_defaults_without_sampling_are_greedy(tmp_path: Path, target: Json) -> None:
@@ -307,7 +319,14 @@ def test_generation_defaults_without_sampling_are_greedy(tmp_path: Path, target:
     assert defaults.temperature == 0.0 and defaults.eos_ids == (5,)
 
 
-@pytest.mark.parametrize("change", [{"temperature": -1}, {"top_p": 1.5}, {"top_p": 0}, {"top_k": -1}, {"top_k": 2.5}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": -1}, {"top_p": 1.5}, {"top_p": 0}, {"top_k": -1}, {"top_k": 2.5}, {"min_p": -0.1},
+        {"min_p": 1.5}, {"repetition_penalty": 0}, {"repetition_penalty": "1.1"}, {"presence_penalty": 2.5},
+        {"frequency_penalty": -3},
+    ],
+)  # fmt: skip
 def test_generation_config_refusals_name_the_field(tmp_path: Path, target: Json, change: Json) -> None:
     written(tmp_path, target)
     written(tmp_path, change, "generation_config.json")

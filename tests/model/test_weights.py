@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from model import DEMO
 from model.errors import ModelError
-from model.weights import WeightFiles
+from model.weights import WeightFiles, sampled
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -171,14 +171,39 @@ def test_sha256_tells_two_trainings_of_one_geometry_apart(tmp_path: Path) -> Non
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+SIZE = 1 << 20
+"""Bytes of a tensor of which only some places are read."""
+
+
+def one_byte_on(directory: Path, place: int) -> WeightFiles:
+    directory.mkdir()
+    values = torch.zeros(SIZE, dtype=torch.uint8)
+    values[place] = 1
+    save_file({"lm_head.weight": values.view(torch.float32).view(512, 512)}, directory / "model.safetensors")
+    (directory / "config.json").write_text("{}")
+    return WeightFiles.open(directory)
+
+
+@pytest.mark.parametrize("place", [0, SIZE // 2, SIZE - 1, *(part.start for part in sampled("lm_head.weight", SIZE))])
+def test_sha256_tells_apart_what_differs_at_the_beginning_in_the_middle_at_the_end_or_where_the_name_says(
+    tmp_path: Path, place: int
+) -> None:
+    first, second = one_byte_on(tmp_path / "a", place), one_byte_on(tmp_path / "b", 300_000)
+    assert first.sha256() != second.sha256()
+
+
+def test_places_that_tell_a_tensor_from_another_lie_inside_and_depend_on_its_name() -> None:
+    for size in (0, 5, 4096, 7 * 4096):
+        assert sampled("a", size) == [slice(0, size)], "small ones are read whole"
+    for size in (7 * 4096 + 1, SIZE, 5 << 30):
+        parts = sampled("a", size)
+        assert parts[0].start == 0 and parts[-1].stop == size and len(parts) <= 7
+        assert all(part.stop - part.start == 4096 for part in parts)
+        assert len({*map(str, parts)} & {*map(str, sampled("b", size))}) == 3, "beginning, middle and end alone"
+
+
 def test_the_whole_digest_tells_apart_what_differs_beyond_the_samples(tmp_path: Path) -> None:
-    for name, last in (("a", 0.0), ("b", 1.0)):
-        (tmp_path / name).mkdir()
-        rows = torch.zeros(64, 64)
-        rows[-1, -1] = last  # 16 KiB in
-        save_file({"lm_head.weight": rows}, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text("{}")
-    first, second = (WeightFiles.open(tmp_path / name) for name in ("a", "b"))
+    first, second = one_byte_on(tmp_path / "a", 300_000), one_byte_on(tmp_path / "b", 300_001)
     assert first.sha256() == second.sha256()
     assert first.sha256(whole=True) != second.sha256(whole=True)
     assert first.sha256(whole=True) != first.sha256()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deployment.ownership.directory import Directory
@@ -10,10 +11,12 @@ from deployment.ownership.messages import (
     Bring,
     Claim,
     Ends,
+    FromDirectory,
     FromOwner,
     FromStore,
     Grant,
     Held,
+    Moved,
     Put,
     ToStore,
 )
@@ -27,6 +30,23 @@ if TYPE_CHECKING:
     from tests.ownership.cluster import Cluster
 
 
+@dataclass
+class Moment:
+    """The first process that comes to such a word, of those that are given this, stalls over it: it has not done yet
+    what it was told (`before`), or has, and nobody hears of that until it wakes."""
+
+    word: type
+    before: bool
+    seconds: float
+    until: float
+
+    def strikes(self, args: tuple[Any, ...], now: float) -> bool:
+        """Once."""
+        struck = now < self.until and any(isinstance(arg, self.word) for arg in args)
+        self.until = now if struck else self.until
+        return struck
+
+
 class Process:
     """What it is told while it stalls it hears when it wakes; what it is told while it is down is lost."""
 
@@ -36,10 +56,22 @@ class Process:
         self.up = True
         self.life = 0
         self.asleep_until = 0.0
+        self.moment: Moment | None = None
+
+    @property
+    def answers(self) -> bool:
+        return self.up and self.cluster.net.now >= self.asleep_until
+
+    def stall(self, seconds: float) -> None:
+        self.asleep_until = self.cluster.net.now + seconds
 
     def hear(self, action: Callable[..., None], *args: Any) -> None:
         if self.up:
             self._when_awake(self.life, action, args)
+
+    def say(self, action: Callable[..., None], *args: Any) -> None:
+        """What it has done is heard of when it wakes, if it stalled over that."""
+        self._when_awake(self.life, action, args)
 
     def kill(self) -> None:
         self.up = False
@@ -54,6 +86,12 @@ class Process:
             return
         if net.now < self.asleep_until:
             net.after(self.asleep_until - net.now, self._when_awake, life, action, args)
+        elif self.moment is not None and self.moment.strikes(args, net.now):
+            self.stall(self.moment.seconds)
+            if self.moment.before:
+                self._when_awake(life, action, args)
+            else:
+                action(*args)
         else:
             action(*args)
 
@@ -73,7 +111,7 @@ class DirectoryProcess(Process):
         self.start()
 
     def start(self) -> None:
-        self.up = True
+        self.up, self.asleep_until = True, 0.0
         cluster, now = self.cluster, self.cluster.net.now
         self.machine = cluster.bugs.directory(cluster.registry, cluster.unix, now)
         self.heard.clear()
@@ -87,18 +125,18 @@ class DirectoryProcess(Process):
 
     def reconcile(self) -> None:
         for replica, message in self.machine.reconcile(self.cluster.net.now):
-            self.cluster.to_replica(HEAD, replica, message)
+            self._tell(replica, message)
 
     def store_here(self, member: Member, index: tuple[Ends, ...]) -> None:
         welcome = self.machine.store_here(member, index, self.cluster.net.now)
         if welcome:
             self.heard.add(member)
-        self.cluster.to_store_process(member, "welcome" if welcome else "void")
+        self.say(self.cluster.to_store_process, member, "welcome" if welcome else "void")
         self.reconcile()
 
     def store_alive(self, member: Member) -> None:
         if not self.machine.store_alive(member, self.cluster.net.now):
-            self.cluster.to_store_process(member, "tell")
+            self.say(self.cluster.to_store_process, member, "tell")
 
     def renew(self, replica: str, node: str, reports: tuple[Held | Grant, ...]) -> None:
         self.machine.renew(replica, node, reports, self.cluster.net.now)
@@ -108,14 +146,25 @@ class DirectoryProcess(Process):
         answer = self.machine.claim(claim, self.cluster.net.now)
         if isinstance(answer, Grant) and not (answer.anew or answer.named or answer.previous):
             self.cluster.begins_unknown(claim.key, answer.epoch)
-        self.cluster.to_replica(HEAD, claim.replica, answer)
+        self._tell(claim.replica, answer)
 
     def told(self, message: FromOwner) -> None:
         now = self.cluster.net.now
         answer = self.machine.told(message, now)
         if isinstance(message, Held) and answer is not None:
-            self.cluster.to_replica(HEAD, message.replica, answer)
+            self._tell(message.replica, answer)
         self.reconcile()
+
+    def replica_exited(self, replica: str) -> None:
+        self.machine.replica_exited(replica)
+        self.reconcile()
+
+    def node_died(self, node: str) -> None:
+        self.machine.node_died(node, self.cluster.net.now)
+        self.reconcile()
+
+    def _tell(self, replica: str, message: FromDirectory | Moved) -> None:
+        self.say(self.cluster.to_replica, HEAD, replica, message)
 
 
 class StoreProcess(Process):
@@ -161,7 +210,7 @@ class StoreProcess(Process):
             message = brought
         answer = self.machine.answer(message)
         self.cluster.truth.answered(message, answer)
-        reply(answer)
+        self.say(reply, answer)
 
     def _brought(self, bring: Bring) -> Put | None:
         """The image from another store, or a `Put` that will be refused because that one has let go of it."""

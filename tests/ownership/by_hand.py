@@ -93,10 +93,12 @@ class Hand:
 
     # -------------------------------------------------------------------------------------------- owners
 
-    def owner(self, replica: str, offered_by: str | None = None, first: Numbered | None = None) -> Owner:
+    def owner(
+        self, replica: str, offered_by: str | None = None, first: Numbered | None = None, key: SessionKey = KEY
+    ) -> Owner:
         self._tenures += 1
         standing = self.standings.setdefault(replica, Standing())
-        self.owners.append(Owner(KEY, replica, f"tenure-{self._tenures}", standing, offered_by, first))
+        self.owners.append(Owner(key, replica, f"tenure-{self._tenures}", standing, offered_by, first))
         self.see(self.owners[-1])
         return self.owners[-1]
 
@@ -127,16 +129,25 @@ class Hand:
 
     def pass_by(self, seconds: float) -> None:
         """Owners are silent meanwhile."""
-        self.now += seconds
+        self.wait(seconds)
         for node in self.stores:
             if node not in self.away:
                 self.directory.store_alive(self.member(node), self.now)
 
+    def wait(self, seconds: float) -> None:
+        """The directory hears nothing meanwhile, though it could."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            self.directory.may_act("", self.now)  # whatever it is asked, it looks at the time
+
     def tick(self, owner: Owner, seconds: float = 1.0) -> None:
-        self.pass_by(seconds)
-        self.see(owner)
-        sends = owner.tick(self.now)
-        self.carry(owner, sends if "head" in self.away else sends + self._reconcile(owner))
+        end = self.now + seconds
+        while self.now < end:
+            self.pass_by(min(1.0, end - self.now))
+            self.see(owner)
+            sends = owner.tick(self.now)
+            self.carry(owner, sends if "head" in self.away else sends + self._reconcile(owner))
 
     def carry(self, owner: Owner, sends: list[Send]) -> None:
         """Everything arrives at once and in order, where anybody is."""

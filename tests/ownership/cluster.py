@@ -7,6 +7,7 @@ schedule.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,8 @@ VERDICT_SECONDS = 4.0
 
 @dataclass
 class Bugs:
-    """The machines that are played. Tests put wrong ones in."""
+    """The machines that are played. Tests put wrong ones in. `slow_images`: one that a session is made of takes
+    some seconds, and is given while the set changes, if it does in these."""
 
     directory: type[Directory] = Directory
     store: type[Store] = Store
@@ -42,6 +44,7 @@ class Bugs:
     standing: type[Standing] = Standing
     registry: type[Registry] = Registry
     hasty_images: bool = False
+    slow_images: bool = False
 
 
 @dataclass
@@ -57,8 +60,15 @@ class Counts:
     faults: dict[str, int] = field(default_factory=dict)
 
 
+Fault = Callable[["Cluster"], None]
+
+
 class Cluster:
-    def __init__(self, seed: int, bugs: Bugs | None = None, sessions: int = 3) -> None:
+    def __init__(
+        self, seed: int, bugs: Bugs | None = None, faults: Sequence[Fault] | None = None, sessions: int = 3
+    ) -> None:
+        """`faults`: what may befall it; all that there is by default."""
+        self._faults = faults
         self.net = Network(seed)
         self.bugs = bugs or Bugs()
         self.truth = Truth()
@@ -111,7 +121,7 @@ class Cluster:
         self.net.send(node, HEAD, self._at_directory, method, args)
 
     def _at_directory(self, method: str, args: tuple[Any, ...]) -> None:
-        self.directory.hear(lambda: getattr(self.directory, method)(*args))
+        self.directory.hear(getattr(self.directory, method), *args)
 
     def to_store_process(self, member: Member, word: str) -> None:
         self.net.send(HEAD, member.node, self._at_store, member, "directory_says", (member, word))
@@ -166,7 +176,7 @@ class Cluster:
         if not names:
             return
         name = self.net.random.choice(names)
-        if self.directory.up:
+        if self.directory.answers:
             placed = self.directory.machine.locate(key, self.net.now)
             unknown = placed is None and self.truth.published.get(key) and key not in self.truth.deleting
             if unknown and not self.is_forgotten(key):
@@ -249,7 +259,7 @@ class Cluster:
         for _ in range(random.randint(0, 4)):
             self.net.after(random.uniform(2.0, BREAKING_SECONDS), self._move_one)
         for _ in range(random.randint(1, 6)):
-            fault = random.choice(faults.FAULTS)
+            fault = random.choice(self._faults or faults.FAULTS)
             self.net.after(random.uniform(2.0, BREAKING_SECONDS), self._befall, fault)
         self._run_until(BREAKING_SECONDS)
         self.net.calm = True
@@ -284,15 +294,15 @@ class Cluster:
             if destination != name:
                 self.replicas[name].hear(self.replicas[name].move, key, destination)
 
-    def _befall(self, fault: Any) -> None:
+    def _befall(self, fault: Fault) -> None:
         name = fault.__name__
         self.counts.faults[name] = self.counts.faults.get(name, 0) + 1
         fault(self)
 
 
-def run(seed: int, bugs: Bugs | None = None) -> Counts:
+def run(seed: int, bugs: Bugs | None = None, faults: Sequence[Fault] | None = None) -> Counts:
     """Plays a schedule. Raises `Broken`, with the seed that plays it again."""
-    cluster = Cluster(seed, bugs)
+    cluster = Cluster(seed, bugs, faults)
     try:
         return cluster.play()
     except Broken as broken:

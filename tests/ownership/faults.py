@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
-from tests.ownership.actors import Process
-from tests.ownership.cluster import VERDICT_SECONDS, Cluster
+from deployment.ownership.messages import (
+    Append,
+    Bring,
+    Claim,
+    Ends,
+    Found,
+    Grant,
+    Held,
+    Install,
+    Join,
+    Joined,
+    Known,
+    Moved,
+    NameSet,
+    Offer,
+    Part,
+    Put,
+    Receipt,
+    Seal,
+    Silent,
+    Trim,
+)
+from tests.ownership.actors import Moment, Process
+from tests.ownership.cluster import VERDICT_SECONDS, Cluster, Fault
 from tests.ownership.network import HEAD
 
 
@@ -22,7 +44,7 @@ def stall_replica(cluster: Cluster) -> None:
     """Often past its lease."""
     name = _any(cluster, sorted(cluster.replicas))
     if name is not None:
-        _stall(cluster, cluster.replicas[name], 20.0)
+        cluster.replicas[name].stall(_seconds(cluster, 20.0))
 
 
 def kill_store(cluster: Cluster) -> None:
@@ -46,7 +68,7 @@ def lose_arena(cluster: Cluster) -> None:
 def stall_store(cluster: Cluster) -> None:
     node = _any(cluster, cluster.nodes())
     if node is not None:
-        _stall(cluster, cluster.stores[node], 12.0)
+        cluster.stores[node].stall(_seconds(cluster, 12.0))
 
 
 def kill_node(cluster: Cluster) -> None:
@@ -83,7 +105,29 @@ def restart_directory(cluster: Cluster) -> None:
         cluster.net.after(cluster.net.random.uniform(0.5, 3.0), cluster.directory.start)
 
 
-FAULTS: list[Callable[[Cluster], None]] = [
+def stall_directory(cluster: Cluster) -> None:
+    """Often for longer than leases last."""
+    cluster.directory.stall(_seconds(cluster, 15.0))
+
+
+def stall_directory_over_a_word(cluster: Cluster) -> None:
+    """It has decided who gets a session, or which store counts no more, and nobody hears of it; or it is just about
+    to."""
+    _stall_over(cluster, [cluster.directory], [Claim, Held, Joined, Silent, Found])
+
+
+def stall_store_over_a_word(cluster: Cluster) -> None:
+    """It has written what it was asked, and nobody hears of it; or it has not yet."""
+    _stall_over(cluster, cluster.stores.values(), [Seal, NameSet, Append, Install, Put, Bring, Trim])
+
+
+def stall_replica_over_a_word(cluster: Cluster) -> None:
+    """In the midst of a takeover, of a move, or of new copies."""
+    words = [Grant, Known, Ends, Part, Receipt, Join, Offer, Moved]
+    _stall_over(cluster, cluster.replicas.values(), words)
+
+
+FIRST_FAULTS: list[Fault] = [
     kill_replica,
     stall_replica,
     kill_store,
@@ -95,14 +139,31 @@ FAULTS: list[Callable[[Cluster], None]] = [
     cut_between_nodes,
     restart_directory,
 ]
+"""Seeds that are known by their numbers were found with these."""
+
+FAULTS: list[Fault] = [
+    *FIRST_FAULTS,
+    stall_directory,
+    stall_directory_over_a_word,
+    stall_store_over_a_word,
+    stall_replica_over_a_word,
+]
 
 
 def _any(cluster: Cluster, names: list[str]) -> str | None:
     return cluster.net.random.choice(names) if names else None
 
 
-def _stall(cluster: Cluster, process: Process, longest: float) -> None:
-    process.asleep_until = cluster.net.now + cluster.net.random.uniform(1.0, longest)
+def _seconds(cluster: Cluster, longest: float) -> float:
+    return cluster.net.random.uniform(1.0, longest)
+
+
+def _stall_over(cluster: Cluster, processes: Iterable[Process], words: Sequence[type]) -> None:
+    """One of them, whichever comes to such a word first, if that is soon."""
+    random = cluster.net.random
+    moment = Moment(random.choice(words), random.random() < 0.5, _seconds(cluster, 15.0), cluster.net.now + 5.0)
+    for process in processes:
+        process.moment = moment
 
 
 def _end_replica(cluster: Cluster, name: str) -> None:
@@ -114,9 +175,7 @@ def _end_replica(cluster: Cluster, name: str) -> None:
 
 def _report_exit(cluster: Cluster, name: str) -> None:
     cluster.exited.append(name)
-    if cluster.directory.up:
-        cluster.directory.machine.replica_exited(name)
-        cluster.directory.reconcile()
+    cluster.directory.hear(cluster.directory.replica_exited, name)
 
 
 def _end_node(cluster: Cluster, node: str) -> None:
@@ -130,9 +189,7 @@ def _end_node(cluster: Cluster, node: str) -> None:
 
 def _declare_dead(cluster: Cluster, node: str) -> None:
     cluster.dead_nodes.append(node)
-    if cluster.directory.up:
-        cluster.directory.machine.node_died(node, cluster.net.now)
-        cluster.directory.reconcile()
+    cluster.directory.hear(cluster.directory.node_died, node)
 
 
 def _cut(cluster: Cluster, node: str, others: list[str]) -> None:

@@ -42,6 +42,9 @@ from tests.ownership.truth import Broken
 if TYPE_CHECKING:
     from tests.ownership.cluster import Cluster
 
+SLOW_SECONDS = 5.0
+"""How long a slow image waits for its moment."""
+
 
 @dataclass
 class _Turn:
@@ -54,10 +57,12 @@ class _Turn:
 @dataclass
 class Making:
     """A session that an image is to bring into its copies, before anybody hears of it: a fork, or (`holds`) one that
-    this replica still has, while its copies of that epoch are lost."""
+    this replica still has, while its copies of that epoch are lost. `begun`: its image is being made; `imaged`: it was
+    given."""
 
     ledger: list[int]
     holds: Epoch | None = None
+    begun: bool = False
     imaged: bool = False
 
     @property
@@ -135,7 +140,7 @@ class Replica(Process):
             given = hosted.given.epoch if hosted.given else None
             holds = hosted.making.holds if hosted.making else None
             claim = Claim(key, self.name, hosted.owner.tenure, self.node, given, hosted.anew, holds)
-            self.cluster.to_directory(self.node, "claim", claim)
+            self.say(self.cluster.to_directory, self.node, "claim", claim)
         if not (hosted.opened and hosted.owner.settled) or hosted.turn or hosted.fetching or hosted.making:
             return
         if hosted.requests:
@@ -231,7 +236,7 @@ class Replica(Process):
                 self.cluster.refused.add(key)
             if isinstance(message, Taken):
                 for what in hosted.requests:
-                    self.cluster.to_replica(self.node, message.owner, (key, what))
+                    self.say(self.cluster.to_replica, self.node, message.owner, (key, what))
 
     def store_says(self, answer: FromStore) -> None:
         hosted = self.hosted.get(answer.key)
@@ -247,11 +252,11 @@ class Replica(Process):
             if send.to == HERE:
                 self._owner_says(send.message)  # pyright: ignore[reportArgumentType]
             elif send.to == DIRECTORY:
-                self.cluster.to_directory(self.node, "told", send.message)
+                self.say(self.cluster.to_directory, self.node, "told", send.message)
             elif isinstance(send.to, Peer):
-                self.cluster.to_replica(self.node, send.to.replica, send.message)
+                self.say(self.cluster.to_replica, self.node, send.to.replica, send.message)
             elif isinstance(send.to, Member):
-                self.cluster.to_store(self, send.to, send.message)  # pyright: ignore[reportArgumentType]
+                self.say(self.cluster.to_store, self, send.to, send.message)
 
     def _owner_says(self, message: ToReplica) -> None:
         hosted = self.hosted.get(message.key)
@@ -338,6 +343,7 @@ class Replica(Process):
             self.cluster.begins_anew(key, opened.epoch)
         self.cluster.truth.opened(key, opened.epoch, ledger)
         if hosted.making is not None:
+            hosted.making.begun = hosted.making.imaged = False
             self._append(hosted, hosted.making.moved, len(ledger), ())
         else:
             self.cluster.truth.publish(key, 0, ledger)
@@ -363,13 +369,28 @@ class Replica(Process):
 
     def _made(self, key: SessionKey, hosted: Hosted, making: Making) -> None:
         """One step towards a session that all copies hold."""
-        if hosted.uncommitted or not hosted.owner.settled:
+        if hosted.uncommitted or not hosted.owner.settled or (making.begun and not making.imaged):
             return
-        if not making.imaged:
+        if not making.begun and self.cluster.bugs.slow_images:
+            making.begun = True
+            self._give(key, hosted, self.cluster.net.now + SLOW_SECONDS)
+        elif not making.imaged:
             making.imaged = self._make_image(hosted, hosted.owner.committed.sequence, len(hosted.ledger))
         elif hosted.owner.published and hosted.owner.stands(self.cluster.net.now):
             hosted.making = None
             self.cluster.made(key, hosted.ledger)
+
+    def _give(self, key: SessionKey, hosted: Hosted, until: float) -> None:
+        """In the midst of a change of the set, if there is one before `until`; and once, as a real replica does."""
+        making = hosted.making
+        if self.hosted.get(key) is not hosted or making is None or not making.begun:
+            return
+        if hosted.owner.state is not State.TAKING and self.cluster.net.now < until:
+            self.cluster.net.after(0.05, self.hear, self._give, key, hosted, until)
+            return
+        self._make_image(hosted, hosted.owner.committed.sequence, len(hosted.ledger))
+        making.imaged = True
+        self._made(key, hosted, making)
 
     def _make_image(self, hosted: Hosted, sequence: int, tokens: int) -> bool:
         keep = hosted.turn.began if hosted.turn is not None else sequence + 1
@@ -399,7 +420,7 @@ class Replica(Process):
                 self._made(key, hosted, hosted.making)
             if key in self.hosted:
                 self._go_on(key, self.hosted[key])
-        self.cluster.to_directory(self.node, "renew", self.name, self.node, tuple(reports))
+        self.say(self.cluster.to_directory, self.node, "renew", self.name, self.node, tuple(reports))
 
 
 def _lacks_image(records: list[Record]) -> bool:

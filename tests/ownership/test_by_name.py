@@ -9,7 +9,19 @@ import pytest
 from deployment.ownership.liveness import LEASE_SECONDS, LEASE_SLACK, SILENT_SECONDS
 from deployment.ownership.log import Deleted, Round
 from deployment.ownership.log_format import decode
-from deployment.ownership.messages import Append, Fenced, Grant, Lost, Offer, Opened, Placed, Refused, Taken, Wait
+from deployment.ownership.messages import (
+    Append,
+    Fenced,
+    Grant,
+    Lost,
+    Offer,
+    Opened,
+    Placed,
+    Refused,
+    Silent,
+    Taken,
+    Wait,
+)
 from deployment.ownership.owner import OFFER_SECONDS, State
 from deployment.ownership.standing import UNBELIEVED_SECONDS
 from deployment.ownership.words import NOTHING
@@ -43,6 +55,36 @@ def test_owner_that_stalls_past_its_lease_and_wakes_after_the_takeover_publishes
     third = hand.owner("r3")
     fall_silent(hand)
     assert tokens(hand.take(third, "a")) == [10, 20]
+
+
+def test_directory_that_stood_still_gives_up_nobody_whom_it_could_not_hear_and_afterwards_whoever_is_silent():
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    hand.renew(owner)
+    hand.now += LEASE_SECONDS + LEASE_SLACK + 4.0
+    assert hand.append(owner, began()) == 1
+    assert isinstance(hand.claim(hand.owner("r2"), "b"), Taken)  # it hears this before all that was said meanwhile
+    assert not hand.registry.void()
+    hand.away.add("b")
+    for _ in range(int(SILENT_SECONDS) + 1):
+        hand.pass_by(1.0)
+        hand.directory.reconcile(hand.now)
+    assert hand.registry.void() == {hand.member("b")}
+    fall_silent(hand)
+    assert isinstance(hand.claim(hand.owner("r3"), "a"), Grant)
+
+
+def test_owner_that_stood_still_calls_no_store_silent_that_it_could_not_hear():
+    hand = Hand("a", "b")
+    owner = hand.owner("r1")
+    hand.take(owner, "a")
+    owner.append([began()], hand.now)  # what the stores answer is lost, or comes when it is awake
+    hand.now += SILENT_SECONDS + 4.0
+    sends = owner.tick(hand.now)
+    assert not any(isinstance(send.message, Silent) for send in sends)
+    hand.carry(owner, sends)
+    assert owner.committed.sequence == 1
 
 
 def test_node_cut_off_from_the_head_goes_on_until_its_copies_refuse_it():

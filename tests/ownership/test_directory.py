@@ -39,9 +39,9 @@ def test_silent_owner_is_waited_for_until_its_lease_is_over_also_by_a_new_direct
         if restarted:
             hand.owners.clear()
             hand.start_directory()
-        hand.now += LEASE_SECONDS + LEASE_SLACK - 0.1
+        hand.wait(LEASE_SECONDS + LEASE_SLACK - 0.1)
         assert isinstance(hand.claim(hand.owner("r2"), "b"), Taken)
-        hand.now += 0.2
+        hand.wait(0.2)
         assert isinstance(hand.claim(hand.owner("r3"), "b"), Grant)
 
 
@@ -75,7 +75,7 @@ def test_session_is_not_granted_before_each_store_of_its_set_has_answered():
     hand.owners.clear()
     hand.away.add("b")
     hand.start_directory()
-    hand.now += LEASE_SECONDS + LEASE_SLACK + 1
+    hand.wait(LEASE_SECONDS + LEASE_SLACK + 1)
     assert isinstance(hand.claim(hand.owner("r2"), "a"), Wait)
     hand.away.clear()
     hand.tell("b")
@@ -107,7 +107,7 @@ def test_nothing_can_be_appended_without_a_session_or_after_an_offer():
 
 def pass_by(hand: Hand, seconds: float) -> None:
     """Stores and the replica r1 are there meanwhile."""
-    hand.now += seconds
+    hand.wait(seconds)
     for node in hand.stores:
         hand.directory.store_alive(hand.member(node), hand.now)
     hand.directory.renew("r1", "a", [], hand.now)
@@ -148,7 +148,7 @@ def test_only_what_has_changed_is_looked_after_and_all_that_a_new_store_may_hold
 def test_owner_that_comes_back_is_told_what_it_missed():
     hand = Hand("a")
     hand.take(hand.owner("r1"), "a")
-    hand.now += LEASE_SECONDS + LEASE_SLACK + 1.0
+    hand.wait(LEASE_SECONDS + LEASE_SLACK + 1.0)
     hand.fresh_store("b")
     hand.tell("b")
     for _ in range(2):

@@ -33,6 +33,7 @@ from deployment.ownership.store import Store
 from deployment.ownership.words import Epoch, Member, Order, SessionKey
 from state.stored import StoredDocument
 from tests.ownership.cluster import Bugs, run
+from tests.ownership.faults import FIRST_FAULTS
 from tests.ownership.truth import Broken
 
 MOST_SCHEDULES = 400
@@ -144,7 +145,7 @@ def test_an_owner_that_goes_on_beside_who_began_its_session_anew_is_found(monkey
 
     monkeypatch.setattr(KnownStores, "believed_until", never)
     with pytest.raises(Broken, match="some were skipped"):
-        run(706_717, Bugs(standing=Credulous))
+        run(706_717, Bugs(standing=Credulous), FIRST_FAULTS)
 
 
 class SilentDirectory(Directory):
@@ -164,4 +165,4 @@ def test_a_log_that_is_trimmed_before_all_copies_hold_the_image_is_found(monkeyp
         return publication._trims()
 
     monkeypatch.setattr(Publication, "kept", first_is_enough)
-    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore))
+    assert "still holds a copy" in first_broken(Bugs(store=ForgetfulStore), begin=13)

@@ -164,7 +164,7 @@ def _pytest(arguments: Sequence[str]) -> None:
 # ------------------------------------------------------------------------------------------------ Ray
 
 
-def _clicked(command: Any, arguments: Sequence[str]) -> dict[str, Any]:
+def clicked(command: Any, arguments: Sequence[str]) -> dict[str, Any]:
     """What a command of click's makes of its arguments."""
     name, *rest = arguments
     assert name in command.commands, f"{command.name} has no command {name}"
@@ -175,7 +175,7 @@ def _ray(arguments: Sequence[str]) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
     from ray.scripts.scripts import cli
 
-    read = _clicked(cli, arguments)
+    read = clicked(cli, arguments)
     if "cluster_config_file" in read:
         validate_config(prepare_config(yaml.safe_load(Path(read["cluster_config_file"]).read_text())))
 
@@ -184,7 +184,7 @@ def _serve(arguments: Sequence[str]) -> None:
     from ray.serve.schema import ServeDeploySchema
     from ray.serve.scripts import cli
 
-    read = _clicked(cli, arguments)
+    read = clicked(cli, arguments)
     if arguments[0] == "deploy":
         config = ServeDeploySchema.model_validate(yaml.safe_load(Path(read["config_or_import_path"]).read_text()))
         assert [AppArgs.model_validate(application.args) for application in config.applications]

@@ -23,14 +23,14 @@ class Sessions:
     """Jobs that note what they did, and can be held up."""
 
     def __init__(self) -> None:
-        self.writer = BackgroundWriter(places=3)
+        self.writer = BackgroundWriter(places=3, most_bytes=100)
         self.published: list[tuple[str, int]] = []
         self.outcomes: dict[tuple[str, int], object] = {}
         self.begun = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def submit(self, name: str, sequence: int, error: Exception | None = None) -> None:
+    def submit(self, name: str, sequence: int, error: Exception | None = None, size: int = 0) -> None:
         order = Order(Epoch(1, 1), sequence)
 
         def publish() -> Published:
@@ -45,7 +45,7 @@ class Sessions:
             assert (name, sequence) not in self.outcomes, "an outcome comes once"
             self.outcomes[name, sequence] = outcome
 
-        self.writer.submit(Job(key(name), order, publish, done))
+        self.writer.submit(Job(key(name), order, publish, done, size))
 
     def hold(self) -> None:
         """Returns while a job of its own is running and does not end."""
@@ -117,6 +117,29 @@ def test_a_full_queue_refuses_at_once_but_takes_newer_publications_of_its_sessio
     assert ("d", 1) not in sessions.outcomes
 
 
+def test_there_is_room_until_so_many_bytes_wait_and_a_session_counts_without_what_its_next_job_replaces(
+    sessions: Sessions,
+) -> None:
+    sessions.hold()
+    sessions.submit("a", 1, size=99)
+    assert sessions.writer.has_room(key("b"))
+    sessions.submit("b", 1, size=5)
+    assert not sessions.writer.has_room(key("c"))
+    assert sessions.writer.has_room(key("a")) and sessions.writer.has_room(key("b"))
+    sessions.submit("a", 2, size=1)
+    assert sessions.writer.has_room(key("c"))
+    sessions.gate.set()
+    assert sessions.writer.flush(WAIT)
+    assert sessions.writer.has_room(key("c")) and sessions.published[1:] == [("a", 2), ("b", 1)]
+
+
+def test_what_is_being_written_takes_room_too(sessions: Sessions) -> None:
+    sessions.gate.clear()
+    sessions.submit("a", 1, size=100)
+    assert sessions.begun.wait(WAIT)
+    assert not sessions.writer.has_room(key("a")) and not sessions.writer.has_room(key("b"))
+
+
 @pytest.mark.parametrize("error", [StateError("full"), KeyError("a mistake of the caller")])
 def test_a_failure_reaches_its_caller_and_the_others_go_on(sessions: Sessions, error: Exception) -> None:
     sessions.submit("a", 1, error)
@@ -159,4 +182,4 @@ def test_close_ends_what_waits_and_takes_no_more(sessions: Sessions) -> None:
 
 def test_a_writer_without_places_is_refused() -> None:
     with pytest.raises(StateError, match="0 places"):
-        BackgroundWriter(0)
+        BackgroundWriter(0, 100)

@@ -12,7 +12,7 @@ def test_the_state_of_a_session_follows_when_it_has_rested_and_not_before() -> N
     policy = PublicationPolicy()
     assert not policy.turn_ended(A, 300, now=100.0)
     assert policy.due(109.9) == [] and policy.due(110.0) == [A]
-    policy.written(A, 300)
+    policy.written(A, 300, 300)
     assert policy.due(1000.0) == []
 
 
@@ -29,7 +29,7 @@ def test_state_goes_with_the_record_once_a_session_has_grown_by_so_many_tokens()
     policy = PublicationPolicy(tokens=1000)
     grown = [policy.turn_ended(A, frontier, now=0.0) for frontier in (999, 1000)]
     assert grown == [False, True]
-    policy.written(A, 1000)
+    policy.written(A, 1000, 1000)
     assert [policy.turn_ended(A, frontier, now=0.0) for frontier in (1400, 1999, 2000)] == [False, False, True]
 
 
@@ -40,7 +40,7 @@ def test_an_agent_with_short_calls_writes_one_state_in_eight_thousand_tokens() -
         policy.turn_began(A)
         if policy.turn_ended(A, frontier, now):
             states += 1
-            policy.written(A, frontier)
+            policy.written(A, frontier, frontier)
         assert policy.due(now + 3.0) == []
     assert states == 40_000 // 8192
 
@@ -52,14 +52,17 @@ def test_sessions_are_due_in_the_order_in_which_they_came_to_rest() -> None:
     assert policy.due(1.5) == [A] and policy.due(5.0) == [A, B]
 
 
-def test_eviction_and_drain_ask_what_is_not_written_and_a_session_that_left_is_forgotten() -> None:
+def test_a_session_whose_newest_state_is_lost_is_asked_for_no_more_and_grows_from_what_is_written() -> None:
+    policy = PublicationPolicy(tokens=1000)
+    policy.turn_ended(A, 700, now=0.0)
+    policy.written(A, 700, 300)
+    assert policy.due(1e9) == []
+    assert [policy.turn_ended(A, frontier, now=0.0) for frontier in (1299, 1300)] == [False, True]
+
+
+def test_a_session_that_left_is_forgotten() -> None:
     policy = PublicationPolicy()
-    assert not policy.unwritten(A)
-    policy.turn_ended(A, 300, now=0.0)
-    assert policy.unwritten(A)
-    policy.written(A, 300)
-    assert not policy.unwritten(A)
     policy.turn_ended(A, 301, now=0.0)
     policy.forget(A)
-    policy.written(A, 301)
-    assert not policy.unwritten(A) and policy.due(1e9) == []
+    policy.written(A, 301, 301)
+    assert policy.due(1e9) == []

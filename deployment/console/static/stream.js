@@ -29,9 +29,9 @@ async function read(session, first, turn, { heard, interrupted }, signal) {
       for await (const event of events(response.body, () => silence.abort())) {
         last = performance.now();
         tries = 0;
+        if (event.type === "resume") break; // what was had last is known here
         after = event.id || after;
         if (event.data === "[DONE]") return;
-        if (event.type === "resume") break;
         const data = JSON.parse(event.data);
         if (data.error) throw new api.Refusal(data.error.code === "replica_lost" ? 503 : 500, data.error);
         heard({ id: event.id, data });

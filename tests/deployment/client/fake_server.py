@@ -93,7 +93,8 @@ def written(stream: TurnStream, after: str | None) -> bytes:
                 yield one
 
         shown = ChatFormat(opened.event)
-        return [part async for part in chunks(shown, events(), from_start=after is None, usage="end")]
+        seen = None if after is None else parse_event_id(after, "after")
+        return [part async for part in chunks(shown, events(), after=seen, usage="end")]
 
     return "".join(_now(write())).encode()
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -26,6 +30,7 @@ from deployment.client import (
     Resumed,
     Text,
     UnexpectedAnswer,
+    Unreachable,
     Usage,
 )
 from tests.deployment.client.fake_server import (
@@ -349,3 +354,68 @@ def test_a_refusal_in_the_middle_is_raised_with_its_code():
 def test_a_turn_that_is_not_kept_any_more_is_named():
     with pytest.raises(Gone, match="not kept"):
         events(FakeServer(published(CUTS), [cut(900), refused(410, "turn_not_kept", "not kept")]))
+
+
+# ------------------------------------------------------------------------------------------------ silence
+
+
+@contextlib.contextmanager
+def slow(before: float) -> Iterator[tuple[str, list[float]]]:
+    """A server whose answer begins so many seconds after its request, has one part, and then says nothing more. Its
+    URL, and the times of requests."""
+    part = written(published(CUTS), None)[:600]
+    over = threading.Event()
+    asked: list[float] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            asked.append(time.monotonic())
+            over.wait(before)
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(part)
+            over.wait(30)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_answer_that_has_not_begun_may_be_silent_and_one_that_has_may_not(
+    kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployment.client.connection.SILENT_SECONDS", 0.2)
+
+    async def heard(client: Client | AsyncClient) -> AsyncIterator[AnswerEvent]:
+        stream = client.stream(MESSAGES)
+        if isinstance(stream, AsyncGenerator):
+            async for event in stream:
+                yield event
+        else:
+            for event in stream:
+                yield event
+
+    events: list[AnswerEvent] = []
+
+    async def read(url: str) -> None:
+        async for event in heard(kind(url, patience=0)):
+            events.append(event)
+
+    with slow(before=0.6) as (url, asked):
+        with pytest.raises(Unreachable):
+            asyncio.run(read(url))
+        waited = time.monotonic() - asked[0]
+    assert isinstance(events[0], Began) and any(isinstance(event, Text) for event in events)
+    assert 0.8 <= waited < 10 and len(asked) == 1

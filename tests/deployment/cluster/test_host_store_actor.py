@@ -72,6 +72,40 @@ def test_a_new_store_leaves_the_arenas_of_other_applications_whose_stores_are_be
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("what", ["reach the directory", "forget what was deleted"])
+def test_a_store_that_fails_once_to_do_what_it_does_at_each_beat_is_heard_of_all_the_same(
+    directory: Path, named: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, what: str
+):
+    monkeypatch.setattr(host_store_actor, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(host_store_actor, "FORGET_SECONDS", 0.0)
+    store = started(directory)
+    beats: list[str] = []
+
+    async def known() -> None:
+        beats.append("reach the directory")
+        fails("reach the directory")
+
+    def forgotten(unix: float) -> None:
+        beats.append("forget what was deleted")
+        fails("forget what was deleted")
+
+    def fails(name: str) -> None:
+        if name == what and beats.count(name) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store, "_be_known", known)
+    monkeypatch.setattr(store._store, "forget_tombstones", forgotten)
+
+    async def scenario() -> None:
+        await store.beat()
+        async with asyncio.timeout(5):
+            while min(map(beats.count, ("reach the directory", "forget what was deleted"))) < 3:
+                await asyncio.sleep(0.001)
+        await store.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_store_that_is_void_begins_again_with_a_fresh_arena(directory: Path, named: list[dict[str, str]]):
     store = started(directory)
     before = store._store.member

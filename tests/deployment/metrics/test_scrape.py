@@ -43,7 +43,8 @@ def test_a_scrape_shows_what_was_asked_and_drawn_and_refused_and_no_word_of_it()
         streamed = client.post("/v1/chat/completions", json={**BODY, "stream": True})
         assert answer.is_success and streamed.is_success
         assert client.post("/v1/chat/completions", json={**BODY, "model": MARK}).status_code == 404
-        assert client.post("/v1/messages", json={**BODY, "model": MARK}).status_code == 404
+        message = {"messages": BODY["messages"], "max_tokens": 12, "model": MARK}
+        assert client.post("/v1/messages", json=message).status_code == 404
         assert client.get(f"/v1/sessions/{MARK}").status_code == 404
         text, samples = scrape(url)
         _, again = scrape(url)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.e2e.chaos.comparison import Tally, tally
 from tests.e2e.chaos.conversations import conversation
 from tests.e2e.chaos.copies import Copies
-from tests.e2e.chaos.faults import KINDS, Faults, Kind
+from tests.e2e.chaos.faults import Faults, Kind
 from tests.e2e.chaos.nodes import Nodes
 from tests.e2e.chaos.timing import seconds_after_kills, seconds_of_moves
 from tests.e2e.chaos.workload import Workload
@@ -37,7 +38,8 @@ class Experiment:
 class Outcome:
     """`after_kill`: seconds from a kill to the next token of each stream whose owner died, by kind; `pauses`: the
     longest gap of chunks around each move less the stream's median gap, in seconds. `document_bytes`: what a session's
-    state came to at a turn's end, in the middle."""
+    state came to at a turn's end, in the middle. `log_records`: that were read from stores; `log_records_compared`:
+    from those of two nodes. `nothing_to_kill`: attempts at a kill that met nobody."""
 
     seconds: float
     conversations: int
@@ -47,6 +49,9 @@ class Outcome:
     whole_again: list[float]
     plain: Tally
     salted: Tally
+    log_records: int
+    log_records_compared: int
+    nothing_to_kill: dict[str, int] = field(default_factory=dict)
     after_kill: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
     document_bytes: int = 0
@@ -57,9 +62,8 @@ def single_faults(experiment: Experiment, kinds: Sequence[Kind], moves_between: 
     return _run(experiment, lambda faults: faults.one_at_a_time(kinds, moves_between))
 
 
-def overlapping_faults(experiment: Experiment, kills: int, seconds: float) -> Outcome:
-    """Kills of random kinds up to `seconds` apart."""
-    kinds = random.Random(experiment.seed).choices(KINDS, k=kills)
+def overlapping_faults(experiment: Experiment, kinds: Sequence[Kind], seconds: float) -> Outcome:
+    """Kills up to `seconds` apart."""
     return _run(experiment, lambda faults: faults.overlapping(kinds, seconds))
 
 
@@ -80,17 +84,25 @@ def _run(experiment: Experiment, disturb: Callable[[Faults], None]) -> Outcome:
     calm = Workload(nodes.url, f"calm-{seed}", [talk.conversation.first(talk.steps) for talk in plain])
     with calm.begun():
         undisturbed = calm.finish()
-    compared = tally(plain, undisturbed), tally(salted, None)
+    for talk in undisturbed:
+        if talk.given_up is not None:
+            raise talk.given_up
+    died = [kill.at for kill in faults.kills if kill.kind == "ingress"]
+    compared = tally(plain, undisturbed, copies, died), tally(salted, None, copies, died)
     compared[1].what.extend(copies.contradictions)
+    compared[1].what.extend(f"a move: {refusal}" for refusal in faults.refused_moves if refusal.is_fault(died))
     return Outcome(
         seconds=time.monotonic() - began,
         conversations=len(talks),
         kills=faults.counts,
         moves=len(faults.moves),
-        not_moved=dict(faults.not_moved),
+        not_moved=Counter(refusal.code for refusal in faults.refused_moves),
         whole_again=[round(seconds, 2) for seconds in faults.waited],
         plain=compared[0],
         salted=compared[1],
+        log_records=copies.records,
+        log_records_compared=copies.compared,
+        nothing_to_kill=dict(faults.nothing_to_kill),
         after_kill=seconds_after_kills(talks, faults.kills),
         pauses=seconds_of_moves(talks, faults.moves),
         document_bytes=int(statistics.median(taken.size for talk in talks for taken in talk.turns)),

@@ -8,14 +8,16 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import httpx
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, NodeDiedError, RayActorError, RayError
 
 from tests.e2e.chaos.nodes import Nodes, process_of, replicas, until
+from tests.e2e.chaos.reading import Refusal, refusal_of
 from tests.e2e.chaos.workload import Talk, Workload
 
 Kind = Literal["replica", "node", "directory", "host_store", "ingress"]
@@ -44,17 +46,23 @@ class Move:
     ended: float
 
 
+class NobodyThere(Exception):
+    """What should be killed is not there, or dead already."""
+
+
 @dataclass
 class Faults:
-    """`kills`, `moves`: what was done so far. `waited`: seconds until everything was whole again, kill by kill."""
+    """`kills`, `moves`: what was done so far, and `refused_moves` what was not. `waited`: seconds until everything was
+    whole again, kill by kill; `nothing_to_kill`: attempts that met nobody."""
 
     nodes: Nodes
     workload: Workload
     draw: random.Random
     kills: list[Kill] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    not_moved: Counter[str] = field(default_factory=Counter)
     waited: list[float] = field(default_factory=list)
+    nothing_to_kill: Counter[str] = field(default_factory=Counter)
+    refused_moves: list[Refusal] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -76,27 +84,40 @@ class Faults:
             self.waited.append(time.monotonic() - began)
 
     def overlapping(self, kinds: Sequence[Kind], seconds: float) -> None:
-        """The next one comes after up to `seconds`, whatever has become of the one before."""
+        """The next one comes after up to `seconds`, whatever has become of the one before, or as soon as there is
+        somebody to kill. Only a node waits until every log has its full set: with both copies' nodes at once all would
+        be lost, and no client would be left to be told anything."""
         for kind in kinds:
             self.move()
             if self.workload.over:
                 return
-            with contextlib.suppress(RayError, ValueError, TimeoutError, LookupError):  # it is dead already
-                self.kill(kind)
+            if kind == "node":
+                until(self.whole, "every log has its full set before a node is killed", WHOLE_SECONDS)
+            until(partial(self._killed, kind), f"there is a {kind} to kill", WHOLE_SECONDS)
             time.sleep(self.draw.uniform(0, seconds))
         until(self.whole, "every log has its full set after all kills", WHOLE_SECONDS)
 
     # -------------------------------------------------------------------------------------------- what is done
 
+    def _killed(self, kind: Kind) -> bool:
+        """Whether it could be killed: among kills that overlap it may be dead already."""
+        try:
+            self.kill(kind)
+        except NobodyThere:
+            self.nothing_to_kill[kind] += 1
+            return False
+        return True
+
     def kill(self, kind: Kind) -> None:
+        """NobodyThere."""
         {
             "replica": self._kill_replica,
             "node": self._kill_node,
-            "directory": lambda: self._kill_process(kind, self.nodes.directory),
-            "host_store": lambda: self._kill_process(
+            "directory": lambda: self._kill_actor(kind, self.nodes.directory),
+            "host_store": lambda: self._kill_actor(
                 kind, lambda: self.nodes.host_store(self.draw.choice(self.nodes.ids))
             ),
-            "ingress": lambda: self._kill_process(kind, self.nodes.ingress),
+            "ingress": lambda: self._kill_actor(kind, self.nodes.ingress),
         }[kind]()
 
     def move(self) -> None:
@@ -110,31 +131,34 @@ class Faults:
             if response.status_code == 200:
                 self.moves.append(Move(talk.key, session, began, time.monotonic()))
             else:
-                self.not_moved[response.json()["error"]["code"]] += 1
+                self.refused_moves.append(refusal_of(response))
 
     def _kill_replica(self) -> None:
-        running = replicas(self.nodes.url)
-        victim = max(running.values(), key=lambda entry: entry["running"])
+        victim = _busiest(replicas(self.nodes.url).values())
         victims = self._owned(lambda owner: owner == victim["id"])
-        os.kill(victim["pid"], signal.SIGKILL)
+        _kill_process(victim["pid"])
         self.kills.append(Kill("replica", time.monotonic(), victims))
 
     def _kill_node(self) -> None:
-        running = [entry for entry in replicas(self.nodes.url).values() if entry["node"] in self.nodes.ids]
-        victim = max(running, key=lambda entry: entry["running"])
+        victim = _busiest(entry for entry in replicas(self.nodes.url).values() if entry["node"] in self.nodes.ids)
         victims = self._owned(lambda owner: owner == victim["id"])
         self.kills.append(Kill("node", time.monotonic(), victims))
         self.nodes.remove(victim["node"])
         self.nodes.add()
 
-    def _kill_process(self, kind: Kind, actor: Callable[[], Any]) -> None:
-        os.kill(process_of(actor()), signal.SIGKILL)
-        self.kills.append(Kill(kind, time.monotonic()))
+    def _kill_actor(self, kind: Kind, actor: Callable[[], Any]) -> None:
+        try:
+            process = process_of(actor())
+        except (RayActorError, GetTimeoutError, NodeDiedError, ValueError, LookupError) as error:
+            raise NobodyThere(kind) from error  # Ray knows no such actor, or one that is dead
+        at = time.monotonic()  # what comes of it comes later
+        _kill_process(process)
+        self.kills.append(Kill(kind, at))
 
     # -------------------------------------------------------------------------------------------- what is known
 
     def whole(self) -> bool:
-        """Whether every part is there, and every log has its full set."""
+        """Whether every part is there, and every log has its full set, but for those of clients that gave up."""
         if len(replicas(self.nodes.url)) < self.nodes.count:
             return False
         try:
@@ -144,6 +168,8 @@ class Faults:
             return False
         whole = True
         for talk in self.workload.talks:
+            if talk.given_up:
+                continue  # what was lost for good
             placed = self._placed(talk)
             for session in list(talk.sessions):
                 entry = placed.get(session)
@@ -187,3 +213,17 @@ class Faults:
             if sum(len(answer.events) > 2 for answer in answers) >= 2:
                 return
             time.sleep(0.05)
+
+
+def _busiest(running: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    busiest = max(running, key=lambda entry: entry["running"], default=None)
+    if busiest is None:
+        raise NobodyThere("replica")
+    return busiest
+
+
+def _kill_process(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        raise NobodyThere(f"process {process}") from None

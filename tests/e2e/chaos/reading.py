@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,38 @@ from deployment.event_ids import EventId, parse_event_id
 AGAIN_SECONDS = 0.3
 GIVE_UP_SECONDS = 90.0
 
-_PASSING = {"session_unavailable", "unavailable", "replica_lost", "turn_lost", "not_moved", "session_busy"}
-"""Codes of refusals that say: ask again."""
+PASSING = frozenset({
+    "session_unavailable", "replica_lost", "server_replaced", "unavailable", "queue_timeout",
+    "session_busy", "session_moved", "no_ingress",
+})  # fmt: skip
+"""Refusals that a client may meet while one part of the cluster is gone (docs/http.md), and that say: ask again."""
+
+FAULTS = frozenset({"internal_error", "unreadable"})
+"""Refusals that nobody may ever meet: what failed is the server."""
+
+NO_INGRESS_SECONDS = 20.0
+"""For how long Serve's proxy may answer for an ingress that was killed."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`status`: None for a stream's last event. `code`: the error object's; of an answer without one `no_ingress`, if
+    it is what Serve's proxy says when a request to the ingress failed, and `unreadable` else. `at`: on the monotonic
+    clock."""
+
+    status: int | None
+    code: str
+    text: str
+    at: float = field(default_factory=time.monotonic)
+
+    def is_fault(self, ingress_died: Iterable[float]) -> bool:
+        """`ingress_died`: when. The proxy says the same where the ingress lives and raised something."""
+        if self.code == "no_ingress":
+            return not any(0 <= self.at - died <= NO_INGRESS_SECONDS for died in ingress_died)
+        return self.code in FAULTS
+
+    def __str__(self) -> str:
+        return f"{self.status or 'stream'} {self.code}: {self.text}"
 
 
 class Unanswered(Exception):
@@ -40,7 +71,7 @@ class Heard:
 @dataclass
 class Answer:
     """All that a client heard of a turn. `tries` that broke off or were refused by something that passes; `resumed`:
-    connections that brought the rest; `replica`: where the stream began; `refusals`: codes."""
+    connections that brought the rest; `replica`: where the stream began."""
 
     events: list[Heard] = field(default_factory=list)
     finish: str | None = None
@@ -48,7 +79,7 @@ class Answer:
     prefilled: int = 0
     tries: int = 0
     resumed: int = 0
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
 
     @property
     def turn(self) -> str | None:
@@ -87,11 +118,9 @@ def take(client: httpx.Client, path: str, session: str, body: dict[str, Any], ke
     _read_all(answer, request)
 
 
-def follow(client: httpx.Client, session: str, turn: str) -> Answer:
-    """Reads a turn from its first event, as somebody who came later."""
-    answer = Answer()
+def follow(client: httpx.Client, session: str, turn: str, answer: Answer) -> None:
+    """Reads a turn from its first event, as somebody who came later. `answer` is filled while it comes."""
     _read_all(answer, lambda: _events(client, session, turn, answer.end if answer.events else None))
-    return answer
 
 
 def _events(client: httpx.Client, session: str, turn: str, after: EventId | None) -> Any:
@@ -109,14 +138,12 @@ def _read_all(answer: Answer, request: Any) -> None:
         with contextlib.suppress(httpx.TransportError), request() as response:
             answer.resumed += bool(answer.events) and response.status_code == 200
             if response.status_code != 200:
-                code = _code_of(response)
-                answer.refusals.append(code)
-                if code not in _PASSING and response.status_code not in (500, 502, 503, 504):
-                    raise Unanswered(f"{response.status_code} {response.text}", code)
+                code = _passing(refusal_of(response), answer.refusals)
             else:
                 answer.replica = answer.replica or response.headers["x-replica"]
                 if _read(answer, response):
                     return
+                code = answer.refusals[-1].code if answer.refusals else code
         answer.tries += 1
         if len(answer.events) > before:
             heard = time.monotonic()
@@ -132,12 +159,13 @@ def _read(answer: Answer, response: httpx.Response) -> bool:
             place = parse_event_id(line[4:], "id")
         elif line == "data: [DONE]":
             return True
-        elif line.startswith("data: ") and place is not None:
+        elif line.startswith("data: "):
             document = json.loads(line[6:])
             if "error" in document:
-                answer.refusals.append(document["error"]["code"])
+                _passing(Refusal(None, document["error"]["code"], document["error"]["message"]), answer.refusals)
                 return False
-            _hear(answer, place, document)
+            if place is not None:
+                _hear(answer, place, document)
     return False
 
 
@@ -151,26 +179,45 @@ def _hear(answer: Answer, place: EventId, document: dict[str, Any]) -> None:
         answer.prefilled = document["session"]["prefilled"]
 
 
-def _code_of(response: httpx.Response) -> str:
-    response.read()
+def refusal_of(response: httpx.Response) -> Refusal:
+    text = response.read().decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return response.json()["error"]["code"]
-    return "unreadable"
+        return Refusal(response.status_code, response.json()["error"]["code"], text)
+    return Refusal(response.status_code, "no_ingress" if response.status_code in (500, 503) else "unreadable", text)
 
 
-def asked(client: httpx.Client, method: str, path: str, *, known: tuple[str, ...] = (), **more: Any) -> httpx.Response:
-    """A request that may be made again. `known`: codes of refusals that are answers, too."""
+def _passing(refusal: Refusal, refusals: list[Refusal]) -> str:
+    """The code, if it says: ask again. Unanswered."""
+    refusals.append(refusal)
+    if refusal.code not in PASSING:
+        raise Unanswered(str(refusal), refusal.code)
+    return refusal.code
+
+
+def asked(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    *,
+    known: tuple[str, ...] = (),
+    refusals: list[Refusal] | None = None,
+    **more: Any,
+) -> httpx.Response:
+    """A request that may be made again. `known`: codes of refusals that are answers, too; all others are added to
+    `refusals`."""
+    refusals = [] if refusals is None else refusals
     deadline = time.monotonic() + GIVE_UP_SECONDS
     what = "no answer"
     while True:
         with contextlib.suppress(httpx.TransportError):
             response = client.request(method, path, **more)
-            code = "" if response.status_code == 200 else _code_of(response)
-            if not code or code in known:
+            if response.status_code == 200:
                 return response
-            what = f"{response.status_code} {response.text}"
-            if code not in _PASSING and response.status_code < 500:
-                raise Unanswered(f"{method} {path}: {what}", code)
+            refusal = refusal_of(response)
+            if refusal.code in known:
+                return response
+            _passing(refusal, refusals)
+            what = str(refusal)
         if time.monotonic() > deadline:
             raise Unanswered(f"{method} {path}: {what}", "no_answer")
         time.sleep(AGAIN_SECONDS)
