@@ -45,6 +45,21 @@ def test_counts_are_those_of_all_events():
     assert (told.durable_written, told.durable_read) == (Flow(), Flow())
 
 
+def test_a_round_that_a_stop_cuts_counts_with_all_that_it_licensed_and_in_its_answer_with_what_was_published():
+    whole = Driver("dflash2", lanes=1, images=0).run(prompt(0), max_tokens=24, ignore_eos=True).token_ids
+    longer: list[float] = []
+    for stop in dict.fromkeys(token for token in whole if token not in whole[:2]):
+        driver = Driver("dflash2", lanes=1, images=0)
+        finished = driver.run(prompt(0), max_tokens=24, ignore_eos=True, stop_ids=(stop,))
+        rows = counts(driver).accepted
+        longer.append(
+            sum((number + 1) * row for number, row in enumerate(rows)) / sum(rows) - finished.acceptance_length
+        )
+        if longer[-1] > 0.5:
+            break
+    assert min(longer) >= 0 and longer[-1] > 0.5, longer
+
+
 def test_what_a_turn_reuses_and_a_lane_that_is_taken_away_are_counted():
     driver = Driver("dflash2", lanes=1, images=4)
     turn: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "session": "s", "stable_boundary": 64}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployment.cluster.names import remove, versioned
+from deployment.cluster.names import GcsValues, directory_name, named_actor, remove, versioned
 from deployment.cluster.transport import start_directory
+from deployment.ownership.liveness import SILENT_SECONDS
+from deployment.ownership.registry import Registry
 from deployment.ownership.words import SessionKey
 from state.arena_file import arena_path
 from tests.deployment.cluster.replicas import APP, Replica
@@ -92,6 +96,23 @@ def test_a_session_has_copies_on_two_nodes_and_outlives_that_of_its_owner(nodes:
     assert set(members) == {second, third}
     nodes.kill(second)
     assert until(lambda: ray.get(three.take.remote(session)), lambda answer: not isinstance(answer, str)) == (5, 6, 7)
+
+
+@pytest.mark.soak
+def test_a_directory_that_stands_still_takes_no_store_for_silent(nodes: Nodes):
+    """As without actors in `tests/ownership`."""
+    nodes.add()
+    nodes.add()
+    registry = Registry(GcsValues(), versioned(APP))
+    void = registry.void()
+    process = ray.get(named_actor(directory_name(APP)).__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(process, signal.SIGSTOP)
+    heard_first = named_actor(directory_name(APP)).tell.remote([])
+    time.sleep(SILENT_SECONDS + 2)
+    os.kill(process, signal.SIGCONT)
+    ray.get(heard_first)
+    time.sleep(1.0)
+    assert registry.void() == void
 
 
 def until(ask: Any, enough: Any, seconds: float = 20.0) -> Any:
