@@ -131,12 +131,19 @@ class DurableCopies:
             publish = Publish(
                 "", session.engine_id, session.key, order, record, foreign, record_alone, slice_bytes=SLICE_BYTES
             )
+            mine = self._published[session.key]
             try:
                 while not (await self._asked(publish)).whole:
-                    pass
+                    # What left meanwhile has no state here any more, and its record alone would be newer than its state.
+                    if self._published.get(session.key) is not mine:
+                        self._on_the_way.pop((session.key, order), None)
+                        return
             except EngineError as error:
                 self._on_the_way.pop((session.key, order), None)
                 log.warning("session %s was not made durable: %s", session.key, error)
+            except BaseException:
+                self._on_the_way.pop((session.key, order), None)
+                raise
 
     async def _asked(self, publish: Publish) -> Publishing:
         answer = await self._service.call(replace(publish, call=secrets.token_hex(8)))

@@ -23,7 +23,7 @@ from deployment.engine.events import Imported
 from deployment.engine.service import EngineService
 from deployment.errors import session_unavailable
 from deployment.metrics.transfers import Transfers
-from deployment.ownership.log import Deleted, HeadMoved, Record
+from deployment.ownership.log import Deleted, HeadMoved, Record, TurnBegan
 from deployment.ownership.log_format import read_head
 from deployment.ownership.messages import Image, Opened
 from deployment.ownership.words import Epoch, Member, SessionKey
@@ -180,9 +180,12 @@ def unfinished(opened: Opened) -> bool:
 
 def lacks_image(opened: Opened) -> bool:
     """Whether an older session was to be given new copies, and its owner died before the first of them had it. What its
-    log says after that, if anything, is not all of it."""
-    first = next(iter(living(opened.records)), None)
-    return not opened.images and isinstance(first, HeadMoved) and first.turn is not None
+    log says after that, if anything, is not all of it, unless a turn that began it anew brought all of its past along."""
+    said = living(opened.records)
+    if opened.images or not said or not isinstance(said[0], HeadMoved) or said[0].turn is None:
+        return False
+    following = next((record for record in said if not isinstance(record, HeadMoved) or record.length), None)
+    return not isinstance(following, TurnBegan) or following.request["mode"] == "append"
 
 
 def begun_again(opened: Opened) -> Epoch | None:

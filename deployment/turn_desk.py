@@ -257,8 +257,8 @@ class TurnDesk:
         if session is not None and beside.running:
             session.running = held
             self._keeper.copies.turn_began(session)
-        ended = courses[0].ended if over is not None else None
-        self._table.add(held, None if ended is None else max(0.0, self._unix() - ended.at))
+        ends = [course.ended.at for course in courses if course.ended is not None]
+        self._table.add(held, max(0.0, self._unix() - max(ends)) if ends and not beside.running else None)
         return held
 
     def _ended(

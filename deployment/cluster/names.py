@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from deployment.ownership.registry import Registry
 
-PROTOCOL = 6
+PROTOCOL = 7
 NAMESPACE = "dflash-serve"
 # An application's name may have slashes, and begin as another one's actors do.
 _NAME = re.compile(r"((?P<app>.+)/v\d+)/(directory|host-store/(?P<node>[^/]+))")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deployment.cluster.not_owned import NotOwned, OwnedElsewhere
-from deployment.durable_copies import _State
 from deployment.engine.commands import Command, Export
 from deployment.engine.errors import BAD_STATE, EngineError
 from deployment.ownership import known_stores
@@ -195,7 +194,7 @@ def test_an_owner_that_was_given_up_for_dead_cannot_write_forgets_and_stops_its_
         stale = await turn(world, "a", 1, 2, 3)
         running: Any = Turn()
         a = world.replicas["a"]
-        a.keeper._durable._written[KEY] = _State(3, (("turn_end", 3),))
+        a.keeper._durable._written[KEY] = (("turn_end", 3),)
         await begin(a, stale, (50,))
         stale.running = running
         world.directory.replica_exited("a")
