@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -47,3 +48,15 @@ def plain_interpreter() -> Iterator[None]:
     _undo()
     yield
     triton_interpreter.install()
+
+
+@pytest.fixture
+def serve_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What the serving code logs, also where a test before this one had it written to a stream of its own."""
+    logger = logging.getLogger("ray.serve")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        yield caplog
+    logger.removeHandler(caplog.handler)
+    logger.propagate = propagate

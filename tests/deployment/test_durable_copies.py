@@ -12,7 +12,9 @@ import pytest
 
 from deployment import durable_copies
 from deployment.durable_copies import DurableCopies
+from deployment.engine.commands import Drop, Publish
 from deployment.engine.durability import open_tier
+from deployment.engine.events import Publishing
 from deployment.engine.service import EngineService
 from deployment.ownership.words import Epoch, Order, SessionKey
 from deployment.publication_orders import PUBLICATIONS, logged_at, published_as
@@ -29,7 +31,7 @@ BUDGET = 1 << 30
 
 @pytest.mark.parametrize("slice_bytes", [SLICE_BYTES, 500])
 def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the_first_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
+    tmp_path: Path, serve_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slice_bytes: int
 ):
     """The log stands still between a turn's end and the session's rest: both are written, one after the other."""
     monkeypatch.setattr(durable_copies, "SLICE_BYTES", slice_bytes)
@@ -55,9 +57,11 @@ def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the
         publication = open_tier(str(tmp_path), BUDGET).latest(KEY)
         assert publication is not None and logged_at(publication[0]) == Order(session.epoch, session.order)
 
-    with caplog.at_level(logging.WARNING):
+    with serve_log.at_level(logging.WARNING):
         asyncio.run(steps())
-    assert not [record for record in caplog.records if record.name == "ray.serve"]
+    assert not [
+        record for record in serve_log.records if record.name == "ray.serve" and record.levelno >= logging.WARNING
+    ]
 
 
 def test_a_session_that_others_evict_before_it_rests_keeps_its_state_there_and_is_not_written_again_and_again(
@@ -92,6 +96,48 @@ def test_a_session_that_others_evict_before_it_rests_keeps_its_state_there_and_i
         assert publication is not None and frontier(tier) == (len(session.ledger), state)
         assert max(at for _, at in copies.checkpoints(KEY)) == state
         assert publication[0] == published_as(Order(session.epoch, session.order), 1)
+
+    asyncio.run(steps())
+
+
+def test_a_session_that_leaves_while_its_state_is_read_keeps_what_was_written_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(durable_copies, "SLICE_BYTES", 1)
+    options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
+    now = [0.0]
+
+    async def steps() -> None:
+        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
+        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
+        copies.start()
+        tier, asked, left = open_tier(str(tmp_path), BUDGET), copies._asked, False
+
+        async def leaves(publish: Publish) -> Publishing:
+            nonlocal left
+            answer = await asked(publish)
+            if not publish.record_alone and not answer.whole:
+                copies.forget(KEY)
+                await service.call(Drop("drop", session.engine_id))
+                left = True
+            return answer
+
+        try:
+            for turn in range(2):
+                await grown(service, session, 20)
+                session.order += 3
+                await copies.turn_ended(session)
+                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+            (_, state), before = frontier(tier), tier.latest(KEY)
+            assert state > 0 and before is not None
+            monkeypatch.setattr(copies, "_asked", leaves)
+            now[0] += IDLE_SECONDS
+            await copies.publish_idle(lambda key: session)
+            assert left and not copies._on_the_way
+        finally:
+            service.close()
+        after = tier.latest(KEY)
+        assert after is not None and after[0] == before[0] and frontier(tier)[1] == state
 
     asyncio.run(steps())
 

@@ -142,12 +142,15 @@ def test_choices_go_on_after_their_replicas_death_each_with_what_was_published_o
                 if isinstance(one.event, Closed):
                     break
             cut = said(before, 3)
+            over = {one.choice for one in before if isinstance(one, Closed)}
             assert any(ids and len(ids) < len(whole) for ids, whole in zip(cut, expected, strict=True))
+            assert 0 in over, "what is over is told of the first choice"
             assert session_of(a, request).running is held, "it is over with its last choice"
             a.die()
             asked_of_b = submitted(b)
             again = await b.begin(keyed("k", **how))
-            assert again.id == request.turn
+            assert again.id == request.turn and again.ended_at is None, "it runs, whichever choice is over"
+            assert await b.begin(keyed("k", **how)) is again
             events = await told(again)
             assert isinstance(events[0], Opened) and events[0].choices == 3
             assert said(events, 3) == expected and 0 < len(asked_of_b) < 3

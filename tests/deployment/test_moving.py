@@ -88,8 +88,8 @@ def test_the_new_owner_gives_the_stores_an_image_while_the_turn_goes_on():
     run(steps)
 
 
-def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "ray.serve")
+def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(serve_log: pytest.LogCaptureFixture):
+    serve_log.set_level(logging.INFO, "ray.serve")
 
     async def steps() -> None:
         async with places() as (_, (a, b)):
@@ -109,7 +109,7 @@ def test_an_idle_session_moves_and_its_next_turn_says_where_its_state_came_from(
             assert facts is not None and (facts.hit, facts.reused) == ("peer", frontier)
 
     run(steps)
-    assert caplog.text.count(f"turn {TURN} is over") == 1, "where it came to, it is only told again"
+    assert serve_log.text.count(f"turn {TURN} is over") == 1, "where it came to, it is only told again"
 
 
 def test_a_turn_in_prefill_moves_with_nothing_and_begins_where_it_comes_to():

@@ -222,7 +222,7 @@ def test_a_session_whose_first_turn_fails_before_its_first_token_is_gone_again()
 
 
 @pytest.mark.parametrize("error", [RequestError(503, "session_unavailable", "no"), EngineError("overloaded", "no")])
-def test_a_turn_that_was_told_whole_is_over_and_well_whatever_becomes_of_its_copy(error, caplog):
+def test_a_turn_that_was_told_whole_is_over_and_well_whatever_becomes_of_its_copy(error, serve_log):
     keeper = Keeper(error=error)
 
     async def scenario() -> tuple[Session, list[TurnEvent]]:
@@ -244,7 +244,7 @@ def test_a_turn_that_was_told_whole_is_over_and_well_whatever_becomes_of_its_cop
     closed = events[-1]
     assert isinstance(closed, Closed) and (closed.finish_reason, closed.completion_tokens) == ("length", 5)
     assert keeper.asked == ["copy"] and [turn.finish_reason for turn in session.turns] == ["length"]
-    assert "no image of turn t, which is over" in caplog.text
+    assert "no image of turn t, which is over" in serve_log.text
 
 
 # ------------------------------------------------------------------------------------------------ the interface

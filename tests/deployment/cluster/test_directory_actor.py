@@ -79,7 +79,7 @@ def test_a_replica_that_is_unreachable_for_a_moment_is_not_gone(directory: Any, 
     ],
 )
 def test_a_cluster_that_lets_strangers_run_code_is_said_to_once(
-    directory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    directory: Any, monkeypatch: pytest.MonkeyPatch, serve_log: pytest.LogCaptureFixture,
     mode: str, addresses: list[str], warns: bool,
 ):  # fmt: skip
     monkeypatch.setattr(strangers, "is_token_auth_enabled", lambda: mode == "token")
@@ -91,9 +91,9 @@ def test_a_cluster_that_lets_strangers_run_code_is_said_to_once(
         for _ in range(3):
             await directory._look_around()
 
-    with caplog.at_level(logging.WARNING, "ray.serve"):
+    with serve_log.at_level(logging.WARNING, "ray.serve"):
         asyncio.run(steps())
-    told = [record.getMessage() for record in caplog.records]
+    told = [record.getMessage() for record in serve_log.records]
     assert len(told) == warns and all("RAY_AUTH_MODE=token" in one and addresses[-1] in one for one in told)
 
 
@@ -113,7 +113,7 @@ def test_whether_ray_has_a_token_is_what_its_environment_says(monkeypatch: pytes
 
 @pytest.mark.parametrize("count", [12, 0])
 def test_how_many_sessions_a_new_cluster_goes_on_with_is_in_the_log_and_told_and_only_there(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, count: int
+    monkeypatch: pytest.MonkeyPatch, serve_log: pytest.LogCaptureFixture, count: int
 ):
     kept = [(SessionKey("t" * 64, f"s{number}"), Order(Epoch(5, 1), 1)) for number in range(count)]
     monkeypatch.setattr(directory_actor, "_durable_sessions", lambda place, key_env: kept)
@@ -124,13 +124,13 @@ def test_how_many_sessions_a_new_cluster_goes_on_with_is_in_the_log_and_told_and
         scanning.cancel()
         return resumed
 
-    with caplog.at_level(logging.INFO, "ray.serve"):
+    with serve_log.at_level(logging.INFO, "ray.serve"):
         values = FakeValues()
         assert asyncio.run(scanned(made(monkeypatch, values, "/kept/here"))) == (count, "/kept/here")
-        said = [record.getMessage() for record in caplog.records]
+        said = [record.getMessage() for record in serve_log.records]
         assert said == ([f"resumed {count} sessions from /kept/here"] if count else [])
         assert asyncio.run(scanned(made(monkeypatch, values, "/kept/here"))) is None, "it was only started again"
-    assert [record.getMessage() for record in caplog.records] == said
+    assert [record.getMessage() for record in serve_log.records] == said
 
 
 def test_what_an_older_version_made_durable_before_its_end_is_found(
