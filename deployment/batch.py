@@ -21,7 +21,7 @@ from pydantic import Field, StrictInt, StrictStr
 from rich.console import Console
 from rich.progress import Progress
 
-from deployment.body_reading import parse
+from deployment.body_reading import asks_nothing, parse
 from deployment.content_parts import chat_part, parts_of
 from deployment.engine.commands import Grammar, Submit
 from deployment.engine.errors import INVALID_REQUEST
@@ -90,15 +90,15 @@ def _line(path: str, number: int, text: bytes, defaults: Asked) -> Line:
             ):  # clients add fields, a file's author misspells
                 raise invalid(f"{name}: {shown(value)} is not supported", name)
         body = parse(LineBody, document)
-        _check(body)
+        _check(body, document)
         asked = asked_of(body, defaults)
     except RequestError as error:
         raise ValueError(f"{path}, line {number}: {error.refused.message}") from None
     return Line(number, body.id, body.source, asked)
 
 
-def _check(body: LineBody) -> None:
-    """What no field says alone. Raises RequestError."""
+def _check(body: LineBody, document: dict[str, Any]) -> None:
+    """What no field says alone. `document`: that the body was read from. Raises RequestError."""
     if sum((body.prompt is not None, body.prompt_ids is not None, bool(body.messages))) != 1:
         raise invalid("prompt: must have exactly one of prompt, prompt_ids and messages", "prompt")
     if sum(given is not None for given in (body.response_format, body.regex, body.lark)) > 1:
@@ -106,7 +106,7 @@ def _check(body: LineBody) -> None:
     if media := parts_of(body.source.messages or (), chat_part).media:
         raise invalid(f"{media[0].place}: images and videos are not supported in a batch", media[0].place)
     for name in _OF_THE_TEMPLATE if not body.messages else ():
-        if name in body.model_fields_set and getattr(body, name) != LineBody.model_fields[name].get_default():
+        if not asks_nothing(name, document):
             raise invalid(f"{name}: needs messages, which the template renders", name)
     if body.tools and body.tool_choice != "none" and (body.regex is not None or body.lark is not None):
         raise invalid("tools: an answer that may be a call has no other form, such as regex or lark", "tools")
@@ -163,7 +163,7 @@ def asked_of(body: LineBody, defaults: Asked) -> Asked:
         asked["preserve_thinking"] = body.preserves_thinking
     if body.messages:
         asked["continues"] = continues(body, "history")
-        asked |= _tools(body, defaults)
+    asked |= _tools(body, defaults)
     if body.grammar is not None or (body.response_format is not None and not body.tools):
         asked["grammar"] = body.grammar
     for kind in ("regex", "lark"):

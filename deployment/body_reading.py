@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from deployment.errors import RequestError, field_name, invalid
 from deployment.json_reading import json_type, shown
-from deployment.schemas import AnswerBody, neutral_values
+from deployment.schemas import NEUTRAL_WITHOUT_TOOLS, AnswerBody, neutral_values
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -26,7 +26,7 @@ def parse(kind: type[Body], document: Any) -> Body:
         if name in fields and (value is not None or fields[name].is_required())
     }
     for name, value in document.items():
-        if name not in fields and not _may_say(kind, name, value):
+        if name not in fields and not _may_say(kind, name, document):
             raise invalid(f"{name}: {shown(value)} is not supported", name)
     try:
         return kind.model_validate(known)
@@ -37,11 +37,18 @@ def parse(kind: type[Body], document: Any) -> Body:
 _NEUTRAL = neutral_values()
 
 
-def _may_say(kind: type[BaseModel], name: str, value: Any) -> bool:
+def _may_say(kind: type[BaseModel], name: str, document: Mapping[str, Any]) -> bool:
     """Whether a body may hold what is no field of its kind."""
     if not issubclass(kind, AnswerBody):
         return kind.model_config.get("extra") == "ignore"
-    return name not in _NEUTRAL or value is None or any(_same(value, neutral) for neutral in _NEUTRAL[name])
+    return name not in _NEUTRAL or asks_nothing(name, document)
+
+
+def asks_nothing(name: str, document: Mapping[str, Any]) -> bool:
+    """Whether a field of a document leaves the answer as it is without it. No for a field that nobody knows."""
+    value = document.get(name)
+    values = () if document.get("tools") else NEUTRAL_WITHOUT_TOOLS.get(name, ())
+    return name in _NEUTRAL and (value is None or any(_same(value, one) for one in (*_NEUTRAL[name], *values)))
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployment.cluster.transport import Cluster
 from deployment.errors import RequestError
 from deployment.metrics.measured import Measured
-from deployment.replica_watch import SILENT_SECONDS, ReplicaLost, ReplicaWatch
+from deployment.replica_watch import LOOK_SECONDS, SILENT_SECONDS, ReplicaLost, ReplicaWatch
 from deployment.router import rendezvous
 from deployment.wire import NotHere, ReplicaInfo, Route, TurnAnswer
 
@@ -36,6 +36,8 @@ class Replicas:
         self._engine = engine
         self._cluster = cluster
         self.watch = ReplicaWatch(lambda replica: cluster.is_lost(replica))
+        self._staying: tuple[float, tuple[str, ...]] = float("-inf"), ()
+        self._asking = asyncio.Lock()
 
     async def ask(self, method: str, route: Route, *args: Any) -> Any:
         """What a replica answers, or the session's owner, if the one that was asked is not. RequestError (503) if
@@ -84,7 +86,17 @@ class Replicas:
 
     async def _someone(self, affinity: str, beside: str = "") -> str | None:
         """The first one for `affinity` of those that have renewed just now; None: nobody knows of any."""
-        return next(iter(rendezvous(affinity, await self._cluster.staying(beside))), None)
+        staying = await self._cluster.staying(beside) if beside else await self._who_stays()
+        return next(iter(rendezvous(affinity, staying)), None)
+
+    async def _who_stays(self) -> tuple[str, ...]:
+        """As of a second ago at most: who has gone since is found out when it is asked."""
+        async with self._asking:
+            asked, staying = self._staying
+            if time.monotonic() - asked >= LOOK_SECONDS:
+                staying = await self._cluster.staying(beside="")
+                self._staying = time.monotonic(), staying
+            return staying
 
     async def told(self, method: str, route: Route, *args: Any) -> AsyncGenerator[TurnAnswer, None]:
         """What a replica tells of a turn. A reader that leaves is known there at once. RayActorError."""

@@ -73,7 +73,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "n": (1,),
     "priority": (0,),
-    "logprobs": (0,),
+    "logprobs": (False, 0),
     "top_logprobs": (0,),
     "chat_template_kwargs": ({},),
     "response_format": ({"type": "text"},),
@@ -81,6 +81,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields of these interfaces, and of servers that speak them, that would change the answer where they are not
 supported, with the values that ask for nothing. null is always one, and so is what a field of a turn is where it is
 left out. What nobody knows is ignored, as clients expect of these interfaces."""
+
+
+NEUTRAL_WITHOUT_TOOLS: dict[str, tuple[Any, ...]] = {"parallel_tool_calls": (False,)}
+"""Beside those, where a request offers no tools."""
 
 
 class Message(BaseModel):
@@ -194,7 +198,7 @@ def _with_neutral(schema: dict[str, Any]) -> None:
     """For descriptions of the interface: what is ignored, and what must ask for nothing."""
     schema["additionalProperties"] = True
     for name, values in neutral_values().items():
-        schema["properties"].setdefault(name, {"enum": [*values, None]})
+        schema["properties"].setdefault(name, {"enum": [*values, *NEUTRAL_WITHOUT_TOOLS.get(name, ()), None]})
 
 
 class AnswerBody(BaseModel):

@@ -138,7 +138,7 @@ class SessionApi:
     async def migrate(self, request: Request, name: str) -> Any:
         placement = await self.placement(request, name)
         body = parse(MigrateBody, await document_of(request, empty=True))
-        target = await self._emptiest(placement.owner) if body.to is None else body.to
+        target = await self._emptiest(name, placement.owner) if body.to is None else body.to
         if body.to is not None and not await self._is_there(body.to):
             raise RequestError(404, "replica_not_found", f"to: there is no replica {target!r}", "to")
         key, source, movement = placement.key, placement.owner, Movement()
@@ -199,18 +199,23 @@ class SessionApi:
             raise answer.error
         return adopted_object(key.session, "imported", answer)
 
-    async def _emptiest(self, owner: str | None) -> str:
+    async def _emptiest(self, name: str, owner: str | None) -> str:
         """Of those that stay: one that is about to go would give the session away at once. The directory hears of one
-        that has just come within a moment."""
+        that has just come within a moment. RequestError: there is no other one (409), or the directory names nobody at
+        all (503)."""
         others = [one for one in await self._replicas.all() if one.replica != owner]
         deadline = time.monotonic() + STAYING_SECONDS
+        named = False
         while others:
-            staying = await self._cluster.staying(beside=owner or "")
+            staying = await self._cluster.staying(beside="")
             if stay := [one for one in others if one.replica in staying]:
                 return min(stay, key=lambda one: one.sessions).replica
+            named = named or bool(staying)
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.25)
+        if others and not named:  # nor the owner, which is there: it is silent, or knows nobody yet
+            raise session_unavailable(name, "the directory does not say which replicas stay")
         raise RequestError(409, "no_other_replica", "to: there is no other replica to move to", "to")
 
     async def _is_there(self, replica: str) -> bool:
@@ -249,7 +254,8 @@ def _shown(placement: Placed, known: SessionInfo | None) -> Response:
 async def _pieces(document: np.ndarray) -> AsyncIterator[bytes]:
     """Of a document, which may be as large as half the memory, one copy after the other."""
     for start in range(0, len(document), PIECE_BYTES):
-        yield document[start : start + PIECE_BYTES].tobytes()
+        # In a thread, since a server that writes to a fast reader waits for nothing in between: neither would the loop.
+        yield await asyncio.to_thread(document[start : start + PIECE_BYTES].tobytes)
 
 
 async def located(cluster: Cluster, key: SessionKey) -> Placed | None:

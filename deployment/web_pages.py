@@ -68,7 +68,9 @@ def _host_of(place: str) -> str | None:
 def _for_this_machine(scope: Scope) -> bool:
     """Whether the connection came in where nobody but this machine's programs can come."""
     server = scope.get("server")
-    address = _address(str(server[0])) if server else None
+    found = _address(str(server[0])) if server else None
+    # A server on `::` takes IPv4's connections too, and knows their addresses by IPv6's names.
+    address = getattr(found, "ipv4_mapped", None) or found
     return address is not None and address.is_loopback
 
 

@@ -23,10 +23,10 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
 def test_every_setting_that_it_names_is_there():
-    settings = {
-        name for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", PAGE) if not name.startswith(("ssl_", "api_key"))
-    }
-    assert settings - {"http_options"} <= AppArgs.model_fields.keys()
+    names = {name for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", PAGE) if not name.startswith(("ssl_", "api_key"))}
+    of_requests = {"tool_use", "foreign_page", "foreign_host"}
+    assert of_requests < names
+    assert names - {"http_options"} - of_requests <= AppArgs.model_fields.keys()
 
 
 def test_every_file_that_it_names_is_there():

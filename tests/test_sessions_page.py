@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def test_kills_have_shown_that_nothing_is_lost_repeated_or_contradicted() -> Non
         assert all(half["tokens_published"] > 0 for half in chaos.halves(run))
         for flaw in ("tokens_lost", "tokens_repeated", "tokens_contradicted"):
             assert chaos.in_both(run, flaw) == 0, flaw
+
+
+def test_what_a_run_compared_and_who_was_refused_is_in_its_file() -> None:
+    found = results("chaos.json")
+    for run in filter(None, (found, found.get("overlapping"))):
+        assert run["log_records_compared"] > 0
+        assert all(isinstance(half["refusals"], dict) for half in chaos.halves(run))
+
+
+def test_the_command_that_the_page_names_is_that_of_the_run() -> None:
+    page = (ROOT / "docs/sessions.md").read_text()
+    (told,) = re.findall(r"^(python -m bench\.chaos .*?) --output \S+$", page, re.MULTILINE)
+    assert told == results("chaos.json")["command"]
 
 
 def outcome(plain: Tally, salted: Tally) -> Outcome:

@@ -11,7 +11,7 @@ import httpx
 from deployment.client import calls
 from deployment.client.answers import document_of, pause_after_answer, pause_after_failure
 from deployment.client.calls import Call, Message
-from deployment.client.connection import CALL_TIMEOUT, Server, has_begun
+from deployment.client.connection import Server, has_begun, timeout_of
 from deployment.client.events import Answer, AnswerEvent, collected
 from deployment.client.outage import Outage, Patience
 from deployment.client.reading import TurnReading
@@ -70,7 +70,8 @@ class AsyncClient:
 
     async def _read(self, reading: TurnReading) -> AsyncGenerator[AnswerEvent, None]:
         while not reading.over:
-            request = reading.connect().request(self._http, CALL_TIMEOUT)
+            call = reading.connect()
+            request = call.request(self._http, timeout_of(call))
             try:
                 response = await self._http.send(request, stream=True)
                 has_begun(request)
@@ -154,7 +155,7 @@ class AsyncClient:
         outage = Outage(self._url, self._patience)
         while True:
             try:
-                response = await self._http.send(call.request(self._http, CALL_TIMEOUT))
+                response = await self._http.send(call.request(self._http, timeout_of(call)))
             except httpx.TransportError as error:
                 pause = pause_after_failure(error, call, outage)
             else:

@@ -15,7 +15,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """`repeatable`: sending it again after an answer that was lost changes nothing."""
+    """`repeatable`: sending it again after an answer that was lost changes nothing. `has_begun`: it asks for the rest
+    of an answer, of which something was read."""
 
     method: str
     path: str
@@ -24,6 +25,7 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = False
+    has_begun: bool = False
 
     def request(self, client: httpx.Client | httpx.AsyncClient, timeout: httpx.Timeout) -> httpx.Request:
         return client.build_request(
@@ -57,7 +59,7 @@ class Turn:
     def follow(self, turn: str, after: str) -> Call:
         assert self.session is not None
         path = f"{_session(self.session)}/turns/{turn}/events"
-        return Call("GET", path, params={"after": after, "include_usage": "true"}, repeatable=True)
+        return Call("GET", path, params={"after": after, "include_usage": "true"}, repeatable=True, has_begun=True)
 
 
 def turn(

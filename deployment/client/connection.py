@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from deployment.client.calls import is_visible
+from deployment.client.calls import Call, is_visible
 
 SILENT_SECONDS = 45.0
 """A stream that has begun and sends nothing for so long is dead: the server sends a comment every 5 seconds."""
@@ -20,7 +20,10 @@ CONNECT_SECONDS = 10.0
 
 API_KEY_VARIABLE = "DFLASH_API_KEY"
 
-CALL_TIMEOUT = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
+
+def timeout_of(call: Call) -> httpx.Timeout:
+    """Who has had an event of a turn waits for no lane any more: of what comes after it, silence is no good sign."""
+    return httpx.Timeout(SILENT_SECONDS if call.has_begun else CALL_SECONDS, connect=CONNECT_SECONDS)
 
 
 def has_begun(request: httpx.Request) -> None:

@@ -98,6 +98,8 @@ class DirectoryActor:
         self._stopping: set[str] = set()
         self._alone = self._warned = False
         self._watching: asyncio.Task[None] | None = None
+        self._look: asyncio.Task[None] | None = None
+        self._looked = 0.0
         # A constructor has no event loop, and after a restart nobody might call for long.
         ray.get_runtime_context().current_actor.watch.remote()
 
@@ -170,7 +172,8 @@ class DirectoryActor:
 
     async def staying(self, beside: str) -> tuple[str, ...]:
         """Replicas that may be given sessions, but for `beside`. Where an application ends as a whole, none may."""
-        await self._look_at_serve()
+        # Who names one may be that one, about to go and give its sessions away: what was seen before says too little.
+        await self._look_at_serve(0.0 if beside else WATCH_SECONDS)
         return self._fleet.staying(time.monotonic(), beside)
 
     async def with_room(self, beside: str) -> str | None:
@@ -269,7 +272,15 @@ class DirectoryActor:
                 log.exception("the directory could not look after the application's replicas")
             await asyncio.sleep(WATCH_SECONDS)
 
-    async def _look_at_serve(self) -> None:
+    async def _look_at_serve(self, age: float = 0.0) -> None:
+        """Shares a look that others wait for, or that began less than `age` seconds ago: each asks Serve's controller,
+        and requests may ask for one by the thousand."""
+        now = time.monotonic()
+        if self._look is None or (self._look.done() and now - self._looked >= age):
+            self._looked, self._look = now, asyncio.create_task(self._look_now())
+        await asyncio.shield(self._look)
+
+    async def _look_now(self) -> None:
         replicas = await serve_replicas(self._app)
         if replicas is None:
             return

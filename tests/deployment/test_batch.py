@@ -211,6 +211,7 @@ EACH: dict[str, dict[str, Any]] = {
     "logit_bias": {"logit_bias": {"5": 1}},
     "min_tokens": {"min_tokens": 2},
     "reproducible": {"reproducible": True},
+    "logprobs_mode": {"logprobs": True, "logprobs_mode": "processed_logprobs"},
     "max_tokens": {"max_tokens": 5},
     "max_completion_tokens": {"max_completion_tokens": 5},
     "stop_token_ids": {"stop_token_ids": [5]},
@@ -270,6 +271,15 @@ def test_no_field_of_a_line_is_accepted_and_ignored(name: str, tmp_path: Path):
 def test_what_only_the_template_shows_is_refused_where_none_renders(name: str, tmp_path: Path):
     prompt = {"prompt": "a"}
     assert "needs messages" in refusal(tmp_path, prompt, name) or changes(tmp_path, prompt, name)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [{"add_generation_prompt": True}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": []},
+     {"continue_final_message": False}, {"parallel_tool_calls": True}, {"chat_template_kwargs": {}}],
+)  # fmt: skip
+def test_what_asks_for_nothing_of_the_template_may_stand_beside_a_prompt(neutral: dict[str, Any], tmp_path: Path):
+    assert asked_by(tmp_path, **neutral) == DEFAULTS
 
 
 @pytest.mark.parametrize(

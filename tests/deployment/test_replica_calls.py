@@ -159,6 +159,31 @@ def test_a_prompt_that_takes_long_to_encode_is_encoded_once_while_its_replica_li
     assert asyncio.run(scenario()) == 3 and asked == ["b"]
 
 
+def test_many_counts_ask_the_directory_once_who_is_there():
+    asked: list[str] = []
+
+    async def encode(route: Route, turn: TurnRequest, wanted: str) -> Encoded:
+        return Encoded(3, 4)
+
+    async def staying(beside: str) -> tuple[str, ...]:
+        asked.append(beside)
+        await asyncio.sleep(0.01)
+        return ("b",)
+
+    async def scenario() -> None:
+        engine: Any = SimpleNamespace(encode=SimpleNamespace(remote=encode))
+        replicas = Replicas(engine, cast(Any, SimpleNamespace(staying=staying)))
+        api = TokenApi(replicas, cast(Any, None), "m")
+        counts = [api.count(TurnRequest(f"{number:032x}", "history", ())) for number in range(50)]
+        assert await asyncio.gather(*counts[:25]) == [3] * 25
+        for count in counts[25:]:
+            await count
+        await replicas.instead("b", "m")  # who is lost is asked about now
+
+    asyncio.run(scenario())
+    assert asked == ["", "b"]
+
+
 async def _received(first: AsyncIterator[Any]) -> Any:
     return await anext(first)
 

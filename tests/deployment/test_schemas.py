@@ -168,9 +168,20 @@ def test_values_that_ask_for_nothing_and_fields_that_nobody_knows_are_accepted_e
     kind: type[AnswerBody], needed: dict[str, Any]
 ):
     neutral = {"n": 1, "stop": [], "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
+    if kind is not CompletionBody:  # which counts them
+        neutral["logprobs"] = False
+    neutral["parallel_tool_calls"] = False
     told = {"stream_options": {"include_usage": True}, "user": "me", "temprature": 1}
     body = parse(kind, needed | neutral | told)
     assert body.model_dump(include={*needed}) == parse(kind, needed).model_dump(include={*needed})
+
+
+def test_whether_calls_may_be_several_is_refused_by_name_only_where_there_may_be_calls():
+    tools = [{"name": "add", "input_schema": {"type": "object"}}]
+    with pytest.raises(RequestError) as caught:
+        parse(KINDS[2][0], KINDS[2][1] | {"tools": tools, "parallel_tool_calls": False})
+    assert caught.value.refused.param == "parallel_tool_calls"
+    parse(KINDS[2][0], KINDS[2][1] | {"tools": [], "parallel_tool_calls": False})
 
 
 def test_a_text_completion_has_a_format_and_the_newer_name_of_its_budget():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from starlette.requests import Request
 
@@ -15,7 +16,7 @@ from deployment.ownership.messages import Placed, Wait
 from deployment.ownership.words import Epoch, SessionKey
 from deployment.replica_calls import Replicas
 from deployment.session_api import SessionApi
-from deployment.wire import Adopted, Movement, Route
+from deployment.wire import Adopted, ExportedSession, Movement, Route
 
 TENANT = "t" * 64
 ONE, TWO = SessionKey(TENANT, "one"), SessionKey(TENANT, "two")
@@ -76,14 +77,38 @@ def test_sessions_are_not_listed_while_nobody_knows_all_of_them(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("stays", "to"),
-    [([("a", "b", "c")], "c"), ([("a", "b")], "b"), ([(), ("a",), ("a", "b")], "b"), ([("a",)], None), ([()], None)],
-    ids=["all", "some", "one that has just come", "its owner", "unknown"],
+    [([("a", "b", "c")], "c"), ([("a", "b")], "b"), ([(), ("a",), ("a", "b")], "b")],
+    ids=["all", "some", "one that has just come"],
 )
 def test_a_session_that_is_moved_to_no_replica_by_name_goes_to_the_emptiest_that_stays(
-    stays: list[tuple[str, ...]], to: str | None, monkeypatch: pytest.MonkeyPatch
+    stays: list[tuple[str, ...]], to: str
 ):
-    if to is None:
-        monkeypatch.setattr("deployment.session_api.STAYING_SECONDS", 0.0)
+    api, moved = moving(stays, "abc")
+    assert asyncio.run(api.migrate(asked(), "one"))["to"] == to and moved == [to]
+
+
+@pytest.mark.parametrize(
+    ("stays", "there", "refused"),
+    [
+        ((), "abc", (503, "session_unavailable")),
+        (("a",), "abc", (409, "no_other_replica")),
+        ((), "a", (409, "no_other_replica")),
+    ],
+    ids=["the directory names nobody", "it names the owner", "there is no other"],
+)
+def test_that_there_is_no_other_replica_is_said_only_if_it_is_known(
+    stays: tuple[str, ...], there: str, refused: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployment.session_api.STAYING_SECONDS", 0.0)
+    api, moved = moving([stays], there)
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(api.migrate(asked(), "one"))
+    assert (caught.value.refused.status, caught.value.refused.code) == refused and not moved
+
+
+def moving(stays: list[tuple[str, ...]], there: str) -> tuple[SessionApi, list[str]]:
+    """Of a fleet whose replicas answer, and to which of them sessions are moved. `stays`: what the directory says, one
+    after the other."""
     moved: list[str] = []
 
     async def move(route: Route, key: SessionKey, destination: str) -> Movement:
@@ -100,12 +125,36 @@ def test_a_session_that_is_moved_to_no_replica_by_name_goes_to_the_emptiest_that
     api = api_of(directory, engine)
 
     async def everybody() -> Sequence[Any]:
-        return [SimpleNamespace(replica=name, sessions=count) for name, count in (("a", 0), ("b", 5), ("c", 2))]
+        return [SimpleNamespace(replica=name, sessions={"a": 0, "b": 5, "c": 2}[name]) for name in there]
 
     api._replicas.all = everybody  # pyright: ignore[reportAttributeAccessIssue]
-    if to is None:
-        with pytest.raises(RequestError) as caught:
-            asyncio.run(api.migrate(asked(), "one"))
-        assert (caught.value.refused.status, caught.value.refused.code) == (409, "no_other_replica") and not moved
-    else:
-        assert asyncio.run(api.migrate(asked(), "one"))["to"] == to and moved == [to]
+    return api, moved
+
+
+def test_a_document_that_goes_out_without_waiting_lets_others_run_between_its_pieces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployment.session_api.PIECE_BYTES", 4)
+    document = np.arange(37, dtype=np.uint8)
+    sent: list[bytes] = []
+    ran: list[int] = []
+
+    async def export(route: Route, key: SessionKey) -> ExportedSession:
+        return ExportedSession(document)
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def another() -> None:
+        while True:
+            ran.append(len(sent))
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        api = api_of(Directory(0), SimpleNamespace(export_session=SimpleNamespace(remote=export)))
+        answer = await api.export(asked(), "one")
+        other = asyncio.create_task(another())
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        await answer(scope, cast(Any, None), send)
+        other.cancel()
+
+    asyncio.run(scenario())
+    assert b"".join(sent) == document.tobytes() and {*range(1, 11)} <= {*ran}

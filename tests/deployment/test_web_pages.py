@@ -46,8 +46,10 @@ def test_the_servers_own_pages_are_served(host: str, origin: str):
 
 @pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "evil.example@localhost.x", "["])
 def test_a_name_that_somebody_else_gave_this_machine_is_refused(host: str):
-    assert told(host=host) == told("::1", host=host) == "foreign_host"
-    assert told("10.0.0.1", host=host) is None, "who reaches it from outside may know it by any name"
+    for here in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        assert told(here, host=host) == "foreign_host"
+    for outside in ("10.0.0.1", "::ffff:10.0.0.1"):
+        assert told(outside, host=host) is None, "who reaches it from outside may know it by any name"
     assert told(None, host=host) is None
 
 

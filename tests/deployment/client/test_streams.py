@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -361,8 +361,8 @@ def test_a_turn_that_is_not_kept_any_more_is_named():
 
 @contextlib.contextmanager
 def slow(before: float) -> Iterator[tuple[str, list[float]]]:
-    """A server whose answer begins so many seconds after its request, has one part, and then says nothing more. Its
-    URL, and the times of requests."""
+    """A server whose answer begins so many seconds after its request, has one part, and then says nothing more; to who
+    asks for the rest it says nothing at all. Its URL, and the times of requests."""
     part = written(published(CUTS), None)[:600]
     over = threading.Event()
     asked: list[float] = []
@@ -377,6 +377,10 @@ def slow(before: float) -> Iterator[tuple[str, list[float]]]:
             self.end_headers()
             self.wfile.write(part)
             over.wait(30)
+
+        def do_GET(self) -> None:
+            asked.append(time.monotonic())
+            over.wait(5)
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -397,25 +401,38 @@ def test_an_answer_that_has_not_begun_may_be_silent_and_one_that_has_may_not(
     kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("deployment.client.connection.SILENT_SECONDS", 0.2)
-
-    async def heard(client: Client | AsyncClient) -> AsyncIterator[AnswerEvent]:
-        stream = client.stream(MESSAGES)
-        if isinstance(stream, AsyncGenerator):
-            async for event in stream:
-                yield event
-        else:
-            for event in stream:
-                yield event
-
-    events: list[AnswerEvent] = []
-
-    async def read(url: str) -> None:
-        async for event in heard(kind(url, patience=0)):
-            events.append(event)
-
     with slow(before=0.6) as (url, asked):
-        with pytest.raises(Unreachable):
-            asyncio.run(read(url))
+        events = until_unreachable(kind(url, patience=0))
         waited = time.monotonic() - asked[0]
     assert isinstance(events[0], Began) and any(isinstance(event, Text) for event in events)
     assert 0.8 <= waited < 10 and len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_rest_of_a_turn_that_has_begun_may_not_be_silent_either(
+    kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployment.client.connection.SILENT_SECONDS", 0.2)
+    with slow(before=0.0) as (url, asked):
+        events = until_unreachable(kind(url, patience=0.4), session="trip")
+        waited = time.monotonic() - asked[1]
+    assert any(isinstance(event, Text) for event in events) and isinstance(events[-1], Interrupted)
+    assert 0.2 <= waited < 4
+
+
+def until_unreachable(client: Client | AsyncClient, session: str | None = None) -> list[AnswerEvent]:
+    """A turn's events, up to where the client gives up."""
+    events: list[AnswerEvent] = []
+
+    async def read() -> None:
+        stream = client.stream(MESSAGES, session=session)
+        if isinstance(stream, AsyncGenerator):
+            async for event in stream:
+                events.append(event)
+        else:
+            for event in stream:
+                events.append(event)
+
+    with pytest.raises(Unreachable):
+        asyncio.run(read())
+    return events

@@ -164,3 +164,31 @@ def test_what_an_older_version_made_durable_before_its_end_is_found(
         directory._scanning.cancel()
 
     asyncio.run(steps())
+
+
+def test_many_questions_for_who_stays_make_one_look_and_one_that_goes_makes_its_own(
+    directory: Any, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[str] = []
+    there = [ServeReplica(name, "EngineReplica", "RUNNING") for name in ("r1", "r2")]
+
+    async def serve_replicas(app: str) -> list[ServeReplica]:
+        looks.append(app)
+        await asyncio.sleep(0.01)
+        return list(there)
+
+    monkeypatch.setattr(directory_actor, "serve_replicas", serve_replicas)
+    monkeypatch.setattr(directory_actor, "WATCH_SECONDS", 1e9)
+
+    async def steps() -> None:
+        for name in ("r1", "r2"):
+            await directory.renew(name, "n1", Handle(TimeoutError()), [], Load(4, 0))
+        directory._alone = True
+        assert await asyncio.gather(*[directory.staying("") for _ in range(50)]) == [("r1", "r2")] * 50
+        assert await directory.staying("") == ("r1", "r2") and len(looks) == 1
+        there[:] = [ServeReplica(name, "EngineReplica", "STOPPING") for name in ("r1", "r2")]
+        assert await directory.staying("r1") == () and len(looks) == 2, "the application ends as a whole"
+        monkeypatch.setattr(directory_actor, "WATCH_SECONDS", 0.0)
+        assert await directory.staying("") == () and len(looks) == 3
+
+    asyncio.run(steps())
