@@ -134,7 +134,7 @@ class DurableCopies:
             mine = self._published[session.key]
             try:
                 while not (await self._asked(publish)).whole:
-                    # What left meanwhile has no state here any more, and its record alone would be newer than its state.
+                    # What left meanwhile has no state here any more; its record alone would be newer than its state.
                     if self._published.get(session.key) is not mine:
                         self._on_the_way.pop((session.key, order), None)
                         return

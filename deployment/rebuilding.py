@@ -180,7 +180,7 @@ def unfinished(opened: Opened) -> bool:
 
 def lacks_image(opened: Opened) -> bool:
     """Whether an older session was to be given new copies, and its owner died before the first of them had it. What its
-    log says after that, if anything, is not all of it, unless a turn that began it anew brought all of its past along."""
+    log says after that, if anything, is not all of it, unless a turn that began it anew brought its past along."""
     said = living(opened.records)
     if opened.images or not said or not isinstance(said[0], HeadMoved) or said[0].turn is None:
         return False

@@ -105,7 +105,7 @@ def test_a_directory_that_stands_still_takes_no_store_for_silent(nodes: Nodes):
     nodes.add()
     registry = Registry(GcsValues(), versioned(APP))
     void = registry.void()
-    process = ray.get(named_actor(directory_name(APP)).__ray_call__.remote(lambda _: os.getpid()))
+    process: Any = ray.get(named_actor(directory_name(APP)).__ray_call__.remote(lambda _: os.getpid()))
     os.kill(process, signal.SIGSTOP)
     heard_first = named_actor(directory_name(APP)).tell.remote([])
     time.sleep(SILENT_SECONDS + 2)
