@@ -208,8 +208,9 @@ def main() -> None:
     with cluster_of(2) as nodes:
         failovers = Failovers(nodes)
         of_replicas = failovers.of_replicas(args.replicas)
-        of_nodes = failovers.of_nodes(args.nodes)
+        # One fault at a time: within a minute of a store's end a new directory waits before it begins new sessions.
         of_directories = failovers.of_directories(args.directories)
+        of_nodes = failovers.of_nodes(args.nodes)
     counts = f"--replicas {args.replicas} --nodes {args.nodes} --directories {args.directories}"
     facts = {
         "command": f"python -m bench.failover {counts}",
