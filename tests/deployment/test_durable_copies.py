@@ -35,20 +35,15 @@ def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the
 ):
     """The log stands still between a turn's end and the session's rest: both are written, one after the other."""
     monkeypatch.setattr(durable_copies, "SLICE_BYTES", slice_bytes)
-    options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
     now = [0.0]
 
     async def steps() -> None:
-        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
-        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
-        copies.start()
+        service, copies = durable_engine(tmp_path, now, images=8)
+        session = Session(KEY, Epoch(1, 2))
         tier = open_tier(str(tmp_path), BUDGET)
         try:
             for turn in range(3):
-                await grown(service, session, 20)
-                session.order += 3
-                await copies.turn_ended(session)
-                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+                await ended_turn(service, copies, tier, session)
                 now[0] += IDLE_SECONDS
                 await copies.publish_idle(lambda key: session)
                 await until(lambda: frontier(tier)[1] == session.frontier, f"the state of turn {turn}")
@@ -67,20 +62,15 @@ def test_a_session_that_rests_has_its_state_there_after_every_turn_not_after_the
 def test_a_session_that_others_evict_before_it_rests_keeps_its_state_there_and_is_not_written_again_and_again(
     tmp_path: Path,
 ):
-    options = replace(tiny_options("none", images=2, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
     now = [0.0]
 
     async def steps() -> None:
-        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
-        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
-        copies.start()
+        service, copies = durable_engine(tmp_path, now, images=2)
+        session = Session(KEY, Epoch(1, 2))
         tier = open_tier(str(tmp_path), BUDGET)
         try:
-            for turn in range(2):
-                await grown(service, session, 20)
-                session.order += 3
-                await copies.turn_ended(session)
-                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+            for _ in range(2):
+                await ended_turn(service, copies, tier, session)
             (_, state), evicted = frontier(tier), service.was_evicted
             for number in range(12):
                 other = Session(SessionKey("a" * 64, f"other {number}"), Epoch(1, 2), (number % 7, 1 + number // 7))
@@ -104,13 +94,11 @@ def test_a_session_that_leaves_while_its_state_is_read_keeps_what_was_written_of
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(durable_copies, "SLICE_BYTES", 1)
-    options = replace(tiny_options("none", images=8, pages=24), durable=str(tmp_path), durable_bytes=BUDGET)
     now = [0.0]
 
     async def steps() -> None:
-        service, session = EngineService(tiny_models("none"), options), Session(KEY, Epoch(1, 2))
-        copies = DurableCopies("app", service, str(tmp_path), BUDGET, clock=lambda: now[0])
-        copies.start()
+        service, copies = durable_engine(tmp_path, now, images=8)
+        session = Session(KEY, Epoch(1, 2))
         tier, asked, left = open_tier(str(tmp_path), BUDGET), copies._asked, False
 
         async def leaves(publish: Publish) -> Publishing:
@@ -123,11 +111,8 @@ def test_a_session_that_leaves_while_its_state_is_read_keeps_what_was_written_of
             return answer
 
         try:
-            for turn in range(2):
-                await grown(service, session, 20)
-                session.order += 3
-                await copies.turn_ended(session)
-                await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record of turn {turn}")
+            for _ in range(2):
+                await ended_turn(service, copies, tier, session)
             (_, state), before = frontier(tier), tier.latest(KEY)
             assert state > 0 and before is not None
             monkeypatch.setattr(copies, "_asked", leaves)
@@ -140,6 +125,23 @@ def test_a_session_that_leaves_while_its_state_is_read_keeps_what_was_written_of
         assert after is not None and after[0] == before[0] and frontier(tier)[1] == state
 
     asyncio.run(steps())
+
+
+def durable_engine(place: Path, now: list[float], images: int) -> tuple[EngineService, DurableCopies]:
+    """`now`: the seconds that its copies read, in its only place."""
+    options = replace(tiny_options("none", images=images, pages=24), durable=str(place), durable_bytes=BUDGET)
+    service = EngineService(tiny_models("none"), options)
+    copies = DurableCopies("app", service, str(place), BUDGET, clock=lambda: now[0])
+    copies.start()
+    return service, copies
+
+
+async def ended_turn(service: EngineService, copies: DurableCopies, tier: DurableTier, session: Session) -> None:
+    """A turn of 20 tokens, whose record is in the tier."""
+    await grown(service, session, 20)
+    session.order += 3
+    await copies.turn_ended(session)
+    await until(lambda: frontier(tier)[0] == len(session.ledger), f"the record up to {len(session.ledger)}")
 
 
 def frontier(tier: DurableTier) -> tuple[int, int]:
