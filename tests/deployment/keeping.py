@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -44,10 +44,16 @@ async def get(world: World, name: str, key: SessionKey = KEY, **how: Any) -> tup
     return await world.replicas[name].keeper.acquire(key, placed, must_exist=how.pop("must_exist", False), **how)
 
 
-async def begin(replica: Replica, session: Session, *rounds: tuple[int, ...], ask: str = "Hi") -> TurnRequest:
+async def begin(
+    replica: Replica,
+    session: Session,
+    *rounds: tuple[int, ...],
+    ask: str = "Hi",
+    mode: Literal["history", "append"] = "append",
+) -> TurnRequest:
     """A turn with so many rounds, whose end is still to come."""
     message = {"role": "user", "content": ask}
-    request = TurnRequest(f"{next(_ids):032x}", "append", (message,), session.key, tenant=session.key.tenant)
+    request = TurnRequest(f"{next(_ids):032x}", mode, (message,), session.key, tenant=session.key.tenant)
     prompt = Prompt((*session.ledger, *PROMPT.ids), len(session.ledger) + 2)
     log = SessionTurnLog.begin(replica.keeper, session, request, prompt, 7)
     start = len(prompt.ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
@@ -151,6 +152,28 @@ def test_a_session_that_went_on_before_any_copy_had_it_is_not_taken_for_its_log_
         assert (status, code) == (503, "session_unavailable")
         older, _ = await get(world, "b", must_exist=True, accept_durable=True)
         assert older.ledger == RECORD.ledger
+
+    run(steps)
+
+
+@pytest.mark.parametrize("mode", ["history", "append"])
+def test_a_turn_that_brought_the_history_along_is_gone_on_with_where_new_copies_were_begun_before_it(
+    mode: Literal["history", "append"],
+):
+    """An append turn is only the end of what was."""
+
+    async def steps(world: World) -> None:
+        a_new_cluster(world)
+        a = world.replicas["a"]
+        opened = await a.keeper.taking.taken(KEY, anew=True, first=OLDER)
+        assert a.keeper.taking.is_loaded(opened)
+        await begin(a, a.keeper.keep(Session(KEY, opened.epoch)), (8,), (9,), mode=mode)
+        world.kill("a")
+        if mode == "append":
+            assert (await refused(get(world, "b", must_exist=True)))[:2] == (503, "session_unavailable")
+            return
+        await get(world, "b", must_exist=True)
+        assert [one.course(0).token_ids for one in world.replicas["b"].told] == [(8, 9)]
 
     run(steps)
 
